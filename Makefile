@@ -97,8 +97,11 @@ define install
 	@$(COMPILE) -j 0 $(SOURCES) || $(COMPILE) $(SOURCES) || true
 endef
 
-$(BIN)/python:
+# pip's script is the last file of an environment: one without it was cut off, and pip may be there in part.
+$(BIN)/python: | $(BIN)/pip ;
+$(BIN)/pip:
 	$(PYTHON) -c 'import sys; sys.exit("Athanor needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
+	rm -rf $(VENV)/lib/python*/site-packages/pip $(VENV)/lib/python*/site-packages/pip-*
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: requirements/run.lock pyproject.toml | $(BIN)/python

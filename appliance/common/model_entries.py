@@ -28,8 +28,9 @@ MODELS = "models"
 
 
 def entries_folder(config: Path) -> Path:
-    """Folder of the entries that belong to the configuration file ``config``."""
-    return config.resolve().parent / FOLDER
+    """Folder of the entries that belong to the configuration file ``config``. Beside the link, where the file is one:
+    what is written there stays when the link is swapped."""
+    return config.absolute().parent / FOLDER
 
 
 class ModelEntries:

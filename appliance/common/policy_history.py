@@ -2,9 +2,9 @@
 
 A version is one file, ``NUMBER-DIGEST.json`` in the folder ``policies`` of the audit log, whose entries of kind
 ``policy`` have the same digests. Files are named as they lie in the folder of the configured policy, so that a version
-can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept. One whose
-files were replaced before the supervisor had read them is ``NUMBER-DIGEST-unread.json``, without texts: of these the
-newest ``MAX_UNREAD`` are kept, so that a gateway that was taken over pushes no texts out by what it reports.
+can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept. One whose files were replaced before
+the supervisor had read them is ``NUMBER-DIGEST-unread.json``, without texts: of these the newest ``MAX_UNREAD`` are
+kept besides, so that a gateway that was taken over pushes no texts out by what it reports.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FOLDER = "policies"
 FOLDER_MODE, FILE_MODE = 0o750, 0o640
 
 MAX_VERSIONS = 100
-"""Versions that are kept: one a day for a season."""
+"""Versions with texts that are kept: one a day for a season."""
 
 MAX_UNREAD = 20
-"""Versions without texts among them."""
+"""Versions without texts that are kept besides."""
 
 MAX_BYTES = 64 << 20
 """Most bytes of a version's file: a policy has less."""
@@ -38,7 +38,10 @@ FORM = 1
 
 _UNREAD = "-unread"
 
-_NAME = re.compile(r"([0-9]{6})-([0-9a-f]{12})(-unread)?\.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+_NAME = re.compile(r"([0-9]{6,18})-([0-9a-f]{12})(-unread)?\.json")
+"""Numbers may have more digits than they are filled up to: a gateway that was taken over gets to a million in hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +166,14 @@ class PolicyHistory:
         already; returns whether that was kept.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: it cannot be written, or no policy has such a digest: its file would not be found again.
         """
+        if not _DIGEST.fullmatch(digest):
+            raise ConfigError(f"{digest!r} is the digest of no policy, and a gateway has reported it as in force")
         numbers = self.numbers()
         with suppress(ConfigError):
             if numbers and self.read(numbers[0]).digest == digest:
                 return False
-        paths = self._paths()
-        unread = [number for number in numbers if paths[number].stem.endswith(_UNREAD)]
-        with os_errors_as(f"cannot keep the policy in {self._folder}"):
-            for old in unread[MAX_UNREAD - 1 :]:
-                paths[old].unlink(missing_ok=True)
         self._write(_values(digest, {}, (), now_ms, by), (numbers[0] if numbers else 0) + 1)
         return True
 
@@ -182,8 +182,11 @@ class PolicyHistory:
             self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
             path = self._folder / _file_name(number, values["digest"], unread=not values["named"])
             write_whole(path, json.dumps(values, ensure_ascii=False).encode(), FILE_MODE)
-            for old in [one for one in self.numbers() if one != number][MAX_VERSIONS - 1 :]:
-                self._paths()[old].unlink(missing_ok=True)
+            paths = self._paths()
+            for unread, most in ((False, MAX_VERSIONS), (True, MAX_UNREAD)):
+                kept = sorted(one for one, file in paths.items() if file.stem.endswith(_UNREAD) is unread)
+                for old in kept[:-most]:
+                    paths[old].unlink(missing_ok=True)
 
     def _paths(self) -> dict[int, Path]:
         with os_errors_as(f"cannot read {self._folder}"):

@@ -75,6 +75,9 @@ class _End:
     """One of ``control.LOSS_REASONS``."""
 
 
+_GATEWAY_LEFT = _End("the gateway left", counted=False)
+
+
 def _end_by(error: SpillPortError) -> _End:
     """End of a life by its spill channel: by what the engine did there, or by what the machine refuses."""
     return _End(str(error), reason="fault" if isinstance(error, SpillBreachError) else "ended")
@@ -121,6 +124,7 @@ class Keeper:
         self.looks = SandboxLooks()
         """Looks at load and memory; set by an owner of several keepers to one that all have."""
         self._looked: Looked | None = None  # The sandbox while it serves.
+        self._left = False  # Whether the gateway that had the channel of the sandbox has left in this life.
         self._abandon: threading.Event | None = None
         """Ends the boot that is under way in its thread; None between boots."""
         self.first_boot: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
@@ -228,7 +232,7 @@ class Keeper:
     async def _until_end(self, booted: Booted) -> _End:
         """Wait until the process ends, the gateway reports a fault or leaves, or ``stop`` is called."""
         loop = asyncio.get_running_loop()
-        self._ending, self._busy = loop.create_future(), False
+        self._ending, self._busy, self._left = loop.create_future(), False, False
         pidfd = booted.sandbox.pidfd
         loop.add_reader(pidfd, self._end, _End("the process ended"))
         # A text worker is never busy for long.
@@ -254,6 +258,8 @@ class Keeper:
 
     async def _end_within(self, longest_s: float) -> _End | None:
         """Wait for an end that is no death, such as the gateway's leaving; None: there was none."""
+        if self._left:  # Read in the turn of the loop in which the process ended, behind that.
+            return _GATEWAY_LEFT
         self._ending = asyncio.get_running_loop().create_future()
         ending = None
         with suppress(TimeoutError):
@@ -271,20 +277,7 @@ class Keeper:
         if booted is None or booted.channel is None or self._hand_over.pending or self.life.state is not State.READY:
             return
         self._cancel_repeat()
-        message = SandboxUp(
-            model=self.plan.model,
-            role=self.plan.role_name,
-            generation=self.life.generation,
-            pid=booted.sandbox.pid,
-            restarts=self.life.restarts,
-            layout=booted.layout,
-            ready=booted.ready,
-            tenant=self.plan.tenant,
-            start=booted.start,
-            computes=booted.computes,
-            ranks=self.plan.ranks,
-        )
-        if self._publish(message, booted.channel.fds()):
+        if self._publish(_up(self.plan, self.life, booted), booted.channel.fds()):
             self._hand_over.sent()
 
     def taken(self, answer: HandedOver) -> None:
@@ -320,7 +313,8 @@ class Keeper:
             self._needed.clear()
         self._cancel_repeat()
         if self._booted is not None and _is_with_gateway(self._booted, self._hand_over):
-            self._end(_End("the gateway left", counted=False))
+            self._left = True
+            self._end(_GATEWAY_LEFT)
 
     def fault(self, generation: int, reason: str) -> None:
         """End this generation of the sandbox, because the gateway found it at fault."""
@@ -390,6 +384,23 @@ def _is_clean(how: Ending | None) -> bool:
 def _is_with_gateway(booted: Booted, hand_over: HandOver) -> bool:
     """Whether the gateway has, or may have, a sandbox's channel, which goes with it."""
     return booted.channel is None or hand_over.begun
+
+
+def _up(plan: BootPlan, life: Life, booted: Booted) -> SandboxUp:
+    """Message that a sandbox is ready, which goes with its channel."""
+    return SandboxUp(
+        model=plan.model,
+        role=plan.role_name,
+        generation=life.generation,
+        pid=booted.sandbox.pid,
+        restarts=life.restarts,
+        layout=booted.layout,
+        ready=booted.ready,
+        tenant=plan.tenant,
+        start=booted.start,
+        computes=booted.computes,
+        ranks=plan.ranks,
+    )
 
 
 def _down(plan: BootPlan, life: Life, cause: str, reason: str) -> SandboxDown:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from appliance.common.listen_config import ListenConfig
 from appliance.gateway.process import DRAIN_S
 from tests.observers import beside_helm
 from tests.system.kubernetes_schemas import problems
@@ -27,8 +28,10 @@ TALLER = """
 listen:
   http: 0.0.0.0:9080
   grpc: 0.0.0.0:9081
+  admin: unix:/run/athanor/admin.sock
   metrics: 0.0.0.0:9090
-  drain_notice_s: 60
+  metrics_token: /etc/athanor/secret/metrics-token
+  drain_notice_s: 30
   tls: {certificate: /etc/athanor/tls/tls.crt, key: /etc/athanor/tls/tls.key}
 """
 
@@ -96,7 +99,9 @@ def test_helm_lints_the_chart_and_shows_its_notes(root: Path, tmp_path: Path) ->
 
 def test_ports_and_times_follow_from_the_configuration(root: Path, tmp_path: Path) -> None:
     """A configuration and a policy from files are in the ConfigMap word for word; ports of container, Service and pool
-    are the configuration's, and the supervisor stays longer than its notice and the drain."""
+    are the configuration's, and the supervisor stays longer than its notice and the drain. The appliance itself takes
+    that section: its longest notice."""
+    ListenConfig.model_validate(YAML(typ="safe").load(TALLER)["listen"])
     policy = (
         "version: 1\ntenants:\n  alpha: {credentials: ['key:a'], models: ['*'], limits: {tokens_per_minute: 9000000}}\n"
     )
@@ -113,7 +118,7 @@ def test_ports_and_times_follow_from_the_configuration(root: Path, tmp_path: Pat
     assert {one["name"]: one["port"] for one in one_of(found, "Service")["spec"]["ports"]} == ports
     assert one_of(found, "InferencePool")["spec"]["targetPorts"] == [{"number": 9080}]
     stays = supervisor["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert stays > 60 + DRAIN_S and pod["terminationGracePeriodSeconds"] > stays + 60
+    assert stays > 30 + DRAIN_S and pod["terminationGracePeriodSeconds"] > stays + 60
     named = [
         [one["valueFrom"] for one in each["env"] if one["name"] == "ATHANOR_FLEET__HOST"] for each in pod["containers"]
     ]
@@ -137,11 +142,19 @@ def test_ports_and_times_follow_from_the_configuration(root: Path, tmp_path: Pat
         ("configuration=listen: [", "no YAML"),
         ("configuration=listen: {http: '127.0.0.1:8080'}", "listen.http must be 0.0.0.0:PORT"),
         ("configuration=" + TALLER.replace("\n  tls: {", "\n  tsl: {"), "listen.tls must name"),
-        ("configuration=" + TALLER.replace("drain_notice_s: 60", "drain_notice_s: 1.5"), "whole seconds"),
+        ("configuration=" + TALLER.replace("drain_notice_s: 30", "drain_notice_s: 1.5"), "whole seconds"),
+        ("configuration=" + TALLER.replace("drain_notice_s: 30", "drain_notice_s: 31"), "30 at most"),
+        ("configuration=" + TALLER.replace("unix:/run/athanor/admin.sock", "127.0.0.1:8082"), "must be unix:PATH"),
+        ("configuration=" + TALLER.replace("metrics_token", "fleet_key"), "metrics_token must name"),
+        ("networkPolicy.routers=null", "routers"),
+        ("networkPolicy.monitoring=null", "monitoring"),
+        ("networkPolicy=null", "networkPolicy"),
+        ("nodeSelector=null", "nodeSelector"),
     ],
 )
 def test_wrong_values_are_refused(root: Path, tmp_path: Path, value: str, told: str) -> None:
     """By the schema, or by the templates where the text of the configuration is at fault; the message names the place.
+    A selector that is taken away would select all namespaces, or all nodes.
     The control is the test above: right values are taken."""
     key, _, text = value.partition("=")
     (tmp_path / "value").write_text(text)

@@ -69,7 +69,9 @@ def read_assets(folder: Path = FOLDER) -> Mapping[str, Asset]:
     for path in sorted(folder.iterdir()):
         content_type = CONTENT_TYPES.get(path.suffix)
         if content_type is not None and path.is_file():
-            body = with_head(path.name, path.read_text()).encode() if path.suffix == ".html" else path.read_bytes()
+            body = path.read_bytes()
+            if path.suffix == ".html":
+                body = with_head(path.name, body.decode()).encode()
             found[path.name] = Asset(content_type, body, f'"{hashlib.sha256(body).hexdigest()[:ETAG_CHARS]}"')
     return found
 

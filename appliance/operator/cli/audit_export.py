@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,9 @@ athanor audit export --form entries --after athanor.audit/967329b57dff7ec4:412 |
 """
 
 _ENTRY = re.compile(r"([!-~]{1,64}):(0|[1-9][0-9]{0,17})")
+
+POSITION_MODE = 0o644
+"""Mode of the file with the position, which has nothing that a shipper may not read."""
 
 _POSITION = re.compile(r"([!-~]{1,64}) (0|[1-9][0-9]{0,17})\n")
 
@@ -93,6 +97,7 @@ def export(  # noqa: PLR0913 - a parameter is an option
         name = log_name(directory)
         first = _position(resume, name) if resume is not None else _behind(after, name)
         following = first
+        _end_torn_line()
         for one in in_order(directory, first, names, signed_of=name):
             if one.number > following and (following or resume is not None or after is not None):
                 _tell_missing(following, one.number)
@@ -133,6 +138,17 @@ def _values(one: LoggedEntry, log: str) -> dict[str, Any]:
     return {"log": log, **one.values()}
 
 
+def _end_torn_line() -> None:
+    """Where the lines go to a file that ends in half a line, as a call that was killed or a full disk left it, begin a
+    line: the half line's entry comes again, and behind it nobody would read it."""
+    with suppress(OSError, io.UnsupportedOperation):
+        if stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode):
+            # The shell opens such a file for writing alone.
+            with open(f"/proc/self/fd/{sys.stdout.fileno()}", "rb") as file:
+                if file.seek(0, os.SEEK_END) and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+                    sys.stdout.write("\n")
+
+
 def _on_disk() -> None:
     """Have the lines on the disk before the position, where they go to a file: else a machine that loses power may keep
     the position alone."""
@@ -171,10 +187,10 @@ def _position(path: Path, name: str) -> int:
 
 
 def _keep(path: Path, name: str, following: int) -> None:
-    """Write the position in one step."""
-    draft = path.with_name(f".{path.name}.draft")
+    """Write the position in one step; it is on the disk behind this, since an empty one would end all later calls."""
+    from isolation.host.atomic_file import write_whole
+
     try:
-        draft.write_text(f"{name} {following}\n", encoding="utf-8")
-        os.replace(draft, path)
+        write_whole(path, f"{name} {following}\n".encode(), POSITION_MODE)
     except OSError as error:
         fail(exits.REFUSED, f"cannot write {path}: {error.strerror}", "the lines above come again with the next call")

@@ -85,3 +85,15 @@ def test_what_looks_like_an_entry_and_is_none_is_told(tmp_path: Path) -> None:
         entries(tmp_path, f"{index}.yaml", "models: [{name: a, path: a}]\n")
     with pytest.raises(ConfigError, match=rf"has {MAX_FILES + 1} files"):
         load_config(path, [], {})
+
+
+def test_entries_lie_beside_the_link_that_was_named(tmp_path: Path) -> None:
+    """Where athanor.yaml is a link that is swapped, `models.d` beside it stays. Control: without it the same file has
+    its own models alone, whatever lies beside what the link leads to."""
+    (tmp_path / "revision").mkdir()
+    write(tmp_path / "revision", GOOD)
+    entries(tmp_path / "revision", "b.yaml", "models: [{name: b, path: /b}]\n")
+    (tmp_path / "athanor.yaml").symlink_to("revision/athanor.yaml")
+    assert [model.name for model in load_config(tmp_path / "athanor.yaml", [], {}).models] == ["m"]
+    entries(tmp_path, "a.yaml", "models: [{name: a, path: /a}]\n")
+    assert [model.name for model in load_config(tmp_path / "athanor.yaml", [], {}).models] == ["m", "a"]

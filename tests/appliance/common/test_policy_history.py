@@ -92,8 +92,8 @@ def test_what_is_no_version_is_refused(tmp_path: Path, change: dict[str, object]
 
 
 def test_digests_without_texts_push_no_texts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many policies are reported whose files are never there, all texts but so many stay, and the newest
-    digests; the same one twice is one version. Control: a text pushes the oldest out."""
+    """However many policies are reported whose files are never there, all texts stay, and the newest digests; the same
+    one twice is one version. Control: a text pushes the oldest out."""
     monkeypatch.setattr(module, "MAX_VERSIONS", 6)
     monkeypatch.setattr(module, "MAX_UNREAD", 2)
     history = PolicyHistory(tmp_path)
@@ -103,10 +103,10 @@ def test_digests_without_texts_push_no_texts_out(tmp_path: Path, monkeypatch: py
         assert history.record_unread(f"{number:064x}", number, "somebody")
         assert not history.record_unread(f"{number:064x}", number)
     found = [history.read(number) for number in history.numbers()]
-    assert [one.since_ms for one in found] == [149, 148, 5, 4, 3, 2]
-    assert [one.unread for one in found] == [True, True] + [False] * 4
+    assert [one.since_ms for one in found] == [149, 148, 5, 4, 3, 2, 1, 0]
+    assert [one.unread for one in found] == [True, True] + [False] * 6
     history.record("ab" * 32, {"policy.yaml": "x"}, ("policy.yaml",), 200)
-    assert [history.read(number).since_ms for number in history.numbers()] == [200, 149, 148, 5, 4, 3], "the control"
+    assert [history.read(number).since_ms for number in history.numbers()] == [200, 149, 148, 5, 4, 3, 2, 1]
 
 
 def test_a_text_that_could_be_read_after_all_takes_its_digests_place(tmp_path: Path) -> None:
@@ -121,3 +121,25 @@ def test_a_text_that_could_be_read_after_all_takes_its_digests_place(tmp_path: P
         one = history.read(number)
         assert (one.number, one.unread, one.since_ms, one.by) == (1, False, 5, "somebody")
         unread.write_bytes(left)
+
+
+def test_numbers_go_on_behind_a_million(tmp_path: Path) -> None:
+    """A gateway that was taken over reports a million digests in a few hours: what comes behind them is seen, kept once
+    and removed like any other."""
+    history = PolicyHistory(tmp_path)
+    history.record_unread("ab" * 32, 1)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    path.rename(path.with_name(path.name.replace("000001", "999999")))
+    for number in range(module.MAX_UNREAD + 5):
+        assert history.record_unread(f"{number:064x}", number)
+    assert history.numbers()[0] == 1_000_000 + module.MAX_UNREAD + 4
+    assert len(list((tmp_path / FOLDER).iterdir())) == module.MAX_UNREAD
+
+
+@pytest.mark.parametrize("digest", ["", "z" * 64, "ab", "/../../../x", "AB" * 32, "ab" * 32 + "\n"])
+def test_what_is_no_digest_has_no_version(tmp_path: Path, digest: str) -> None:
+    """A gateway that was taken over reports any text: its file would not be found again, so that nothing would ever
+    remove it. Control: the tests above."""
+    with pytest.raises(ConfigError, match="digest of no policy"):
+        PolicyHistory(tmp_path).record_unread(digest, 1)
+    assert not list(tmp_path.iterdir())

@@ -389,3 +389,43 @@ async def test_a_stop_does_not_wait_for_a_gateway_that_may_leave(monkeypatch: py
         await asyncio.sleep(0.05)
         keeper.stop()
         await running
+
+
+@pytest.mark.parametrize("ended_first", [True, False])
+async def test_a_gateway_whose_leaving_is_read_in_the_same_turn_has_left(
+    monkeypatch: pytest.MonkeyPatch, ended_first: bool
+) -> None:
+    """The end of the engine and that of the control socket are both there when a busy supervisor looks: it reads them
+    in one turn of its loop, in either order, and no death is counted. Control, in the test above: without a gateway
+    that leaves it is a death."""
+    monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 0.2)
+    sandboxes: list[Sandbox] = []
+
+    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
+        sandboxes.append(Sandbox())
+        sandboxes[-1].ending = lambda: Ending(0, out_of_memory=False)  # type: ignore[assignment, method-assign, return-value]
+        return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keeper_module, "boot", quick)
+    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    published: list[Control] = []
+    keeper, loop = make(published), asyncio.get_running_loop()
+    running, (peer, other) = asyncio.create_task(keeper.run()), os.pipe()
+
+    def left() -> None:
+        loop.remove_reader(peer)
+        keeper.gateway_left()
+
+    loop.add_reader(peer, left)
+    async with asyncio.timeout(20):
+        await keeper.first_boot
+        while keeper._ending is None:
+            await asyncio.sleep(0.001)
+        for end in (sandboxes[0].die, lambda: os.close(other))[:: 1 if ended_first else -1]:
+            end()
+        while not any(isinstance(one, SandboxDown) for one in published):
+            await asyncio.sleep(0.001)
+        assert keeper.life.failures == 0, [one.cause for one in published if isinstance(one, SandboxDown)]
+        keeper.stop()
+        await running
+    os.close(peer)

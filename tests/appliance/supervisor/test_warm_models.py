@@ -19,7 +19,7 @@ from appliance.common.model_memory import Memory
 from appliance.supervisor.boot import BootPlan, plan_boot
 from appliance.supervisor.checkpoint_state import NOT_STARTED, checkpoint_state
 from appliance.supervisor.saved_start import SavedStart
-from appliance.supervisor.templates import MOST_AHEAD_BYTES, starts
+from appliance.supervisor.templates import MOST_AHEAD_BYTES, place_of, starts
 from appliance.supervisor.warm import MOST_TEMPLATES, WarmStarts, open_warm_starts
 from isolation.errors import CheckpointError, SandboxStartError
 from isolation.gvisor.checkpoint import Checkpoint, Label, ListedFolders
@@ -448,3 +448,31 @@ async def test_what_sleeps_since_the_start_is_told_with_its_checkpoints(ahead: t
     assert checkpoint_state(warm).problems[place] == NOT_STARTED
     warm._find(starts(plan)[0])
     assert "once everything serves" in checkpoint_state(warm).problems[place], "the control"
+
+
+async def test_what_failed_for_a_model_goes_with_it(
+    ahead: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason for which a model has no checkpoint is not told of another that comes under its name, also where the
+    model left while its template was made. Control: while it stays the reason is there."""
+    warm, plan = ahead
+    of = place_of(starts(plan)[0])
+    assert of == ("engine", plan.model)
+
+    def fails(_runtime: Any, _spec: Any, _folder: Path, **_: Any) -> None:
+        if meddle:
+            warm.leave([plan])
+        raise OSError(28, "a template has no room")
+
+    meddle = False
+    monkeypatch.setattr("appliance.supervisor.templates.save_template", fails)
+    monkeypatch.setattr("appliance.supervisor.warm.starts", lambda plan: starts(plan)[:1])
+    warm.ask(plan, 1.0)
+    await made_all(warm)
+    assert "no room" in warm.problems[of], "the control"
+    warm.leave([plan])
+    assert of not in warm.problems
+    meddle = True
+    warm.ask(plan, 1.0)
+    await made_all(warm)
+    assert of not in warm.problems

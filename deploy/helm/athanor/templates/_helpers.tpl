@@ -11,8 +11,14 @@
 {{- if not (and (dig "tls" "certificate" "" $listen) (dig "tls" "key" "" $listen)) -}}
 {{- fail "configuration: listen.tls must name certificate and key: probes and routers ask over TLS" -}}
 {{- end -}}
-{{- if not (regexMatch "^[0-9]+$" (dig "drain_notice_s" "" $listen | toString)) -}}
-{{- fail "configuration: listen.drain_notice_s must be whole seconds: how long the supervisor stays follows from it" -}}
+{{- if not (regexMatch "^([12]?[0-9]|30)$" (dig "drain_notice_s" "" $listen | toString)) -}}
+{{- fail "configuration: listen.drain_notice_s must be whole seconds, 30 at most: how long the supervisor stays follows from it" -}}
+{{- end -}}
+{{- if not (hasPrefix "unix:" (dig "admin" "" $listen | toString)) -}}
+{{- fail "configuration: listen.admin must be unix:PATH: who may forward a port of the pod could stop it by another" -}}
+{{- end -}}
+{{- if not (dig "metrics_token" "" $listen) -}}
+{{- fail "configuration: listen.metrics_token must name a file: that port shows the figures of all tenants" -}}
 {{- end -}}
 {{- toYaml $read -}}
 {{- end }}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -211,3 +213,23 @@ def test_segments_of_two_logs_are_not_exported_under_one_name(run: Run, log: Pat
     told = run("audit", "export", "--from", str(tmp_path / "other"), "--after", "athanor.audit/0000000000000000:2")
     assert len(told.stdout.splitlines()) == 3
     assert "the position is of the log athanor.audit/0000000000000000" in told.stderr
+
+
+def test_half_a_line_is_not_glued_to_the_next(log: Path, tmp_path: Path) -> None:
+    """A call was killed, or the disk was full, in the middle of a line: the next one begins a line of its own, so that
+    the entry of which half is there can be read. Controls: it adds nothing behind a whole line, nor to an empty
+    file."""
+    lines, position = tmp_path / "lines", tmp_path / "position"
+    line = [sys.executable, "-m", "appliance.operator.cli", "audit", "export", "--from", str(log), "--form", "entries"]
+
+    def export() -> list[str]:
+        with lines.open("ab") as file:
+            subprocess.run([*line, "--resume", str(position)], stdout=file, check=True)
+        return lines.read_text().splitlines()
+
+    whole = export()
+    assert len(whole) == 40
+    position.unlink()
+    lines.write_text("".join(f"{one}\n" for one in whole[:3]) + whole[3][:20])
+    assert export() == [*whole[:3], whole[3][:20], *whole]
+    assert export() == [*whole[:3], whole[3][:20], *whole]
