@@ -108,6 +108,7 @@ class FleetKv:
             memoryview(sealed),
             lambda status: self._written(namespace, of.account, key, item, status),
             lambda: self._keys.current(namespace) == of and self._holds(of.account, key, item),
+            owner=of.account,
         ):
             self._take_out(of.account, key, item)
             self._miss(namespace)

@@ -329,5 +329,6 @@ def _fleet_share(
     if membership is None or config.kv_store is None or config.kv_store.members is None:
         return None
     computed = config.kv_store.members.write == "when_computed"
-    way = KvCarrier(carrier_socket(config.kv_store, config.run_dir), config.kv_store.ttl)
+    path, ttl = carrier_socket(config.kv_store, config.run_dir), config.kv_store.ttl
+    way = KvCarrier(path, ttl, names_recur=True)
     return FleetShare(membership, way, limits, store.figures, writes_computed=computed)

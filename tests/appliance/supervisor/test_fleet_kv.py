@@ -41,7 +41,7 @@ TAGS = tuple(bytes([number]) * 32 for number in range(len(HOSTS)))
 class Store(OwnedStore):
     """A store that drops what it is told to."""
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Forget a value."""
         self.values.pop(name, None)
 

@@ -4,6 +4,7 @@ and is written later."""
 from __future__ import annotations
 
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from appliance.common.carrier_wire import ObjectStatus
 from appliance.common.kv_store_state import KvStoreState
-from appliance.supervisor import fleet_seek, kv_carrier
+from appliance.supervisor import fleet_seek, kv_carrier, kv_queue
 from appliance.supervisor.fleet_kv import FleetKv
 from appliance.supervisor.fleet_seek import FleetSeeker
 from appliance.supervisor.kv_carrier import KvCarrier
@@ -62,6 +63,24 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def way_to(folder: Path) -> KvCarrier:
+    """A way for blocks in common to the carrier of a folder."""
+    return KvCarrier(folder / "c", 600, names_recur=True)
+
+
+def untold(way: KvCarrier) -> list[bytes]:
+    """Names to drop that nobody has taken."""
+    return list(way._queue.untold)
+
+
+def command(folder: Path, *words: str) -> None:
+    """Have the store of a folder do something."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(folder / "store.sock"))
+        peer.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one.encode()) for one in words))
+        assert peer.recv(64) == b"+OK\r\n"
+
+
 def shared(fleet: Fleet, way: KvCarrier) -> tuple[FleetKv, SpillFigures]:
     """Blocks in common over a real way to a store, with the keys of the first host."""
     host, figures = fleet.hosts[0], SpillFigures()
@@ -78,7 +97,7 @@ def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder:
     space, told = fleet.hosts[0].space(), list[bool]()
     absent = tuple(bytes([90 + number]) * 16 for number in range(2))
     with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
-        way = KvCarrier(folder / "c", 600)
+        way = way_to(folder)
         kv, figures = shared(fleet, way)
         heard = Heard(kv)
 
@@ -126,7 +145,7 @@ def test_what_was_offered_while_the_store_was_away_is_sent_again(fleet: Fleet, f
     host, told = fleet.hosts[0], list[set[bytes]]()
     space, other = host.space(), host.space("beta")
     with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
-        way = KvCarrier(folder / "c", 600)
+        way = way_to(folder)
         kv, figures = shared(fleet, way)
 
         def look(_lost: bool) -> None:
@@ -156,7 +175,7 @@ def test_a_late_answer_keeps_nothing_from_being_written(
     monkeypatch.setattr(kv_carrier, "RETRY_S", 60.0)
     with store(folder) as running:
         with carrier(folder / "c", running.address):
-            way = KvCarrier(folder / "c", 600)
+            way = way_to(folder)
             kv, figures = shared(fleet, way)
             kv.keep(space, BLOCKS[0], LIFE, data(0))
             wait_for(lambda: figures.fleet_stored == 1)
@@ -174,26 +193,29 @@ def test_a_late_answer_keeps_nothing_from_being_written(
         way.close()
 
 
-def test_a_full_queue_is_told_to_the_namespace_that_filled_it(
+def test_a_tenant_leaves_room_to_others_among_what_waits_to_be_written(
     fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenant sends more than may wait for the store: engines are to send its blocks again, and not those of another
-    tenant, all of which came. Control: the other's block beyond the bound is told of it."""
+    """A tenant sends more than may wait for the store: it has half of the room, engines are told to send the rest of
+    its blocks again, and the block of another tenant that comes behind it is written. Control: the other's block beyond
+    its own part is told of it."""
     host = fleet.hosts[0]
     greedy, other = host.space(), host.space("beta")
-    monkeypatch.setattr(kv_carrier, "MAX_PUTS", 2)
+    monkeypatch.setattr(kv_queue, "MAX_PUTS", 4)
     with store(folder) as running, carrier(folder / "c", running.address):
-        way = KvCarrier(folder / "c", 600)
+        way = way_to(folder)
         kv, figures = shared(fleet, way)
         running.process.send_signal(signal.SIGSTOP)
         wait_for(lambda: bool(kv.keep(other, BLOCKS[0], LIFE, data(0))) and not way._queue)
         for number in range(4):
             kv.keep(greedy, BLOCKS[number], LIFE, data(number))
-        assert kv.take_unwritten() == {greedy}
+        assert (kv.take_unwritten(), kv.count("alpha")) == ({greedy}, 2)
         kv.keep(other, BLOCKS[1], LIFE, data(1))
+        assert (kv.take_unwritten(), kv.count("beta")) == (set(), 2)
+        kv.keep(other, BLOCKS[2], LIFE, data(2))
         assert kv.take_unwritten() == {other}
         running.process.send_signal(signal.SIGCONT)
-        wait_for(lambda: figures.fleet_stored == 3)
+        wait_for(lambda: figures.fleet_stored == 4)
         way.close()
 
 
@@ -202,9 +224,9 @@ def test_a_fetch_that_nobody_waits_for_ends_between_two_blocks(fleet: Fleet, fol
     question is answered as any other, and the store does not count as away. Control: wanted, all come."""
     names = [bytes([number]) * 32 for number in range(16)]
     with store(folder) as running, carrier(folder / "c", running.address):
-        way, done = KvCarrier(folder / "c", 600), list[ObjectStatus]()
+        way, done = way_to(folder), list[ObjectStatus]()
         for name in names:
-            assert way.offer(name, memoryview(bytes(64 << 10)), done.append)
+            assert way.offer(name, memoryview(bytes(64 << 10)), done.append, owner="t")
         wait_for(lambda: done == [ObjectStatus.OK] * 16)
         asked = list[None]()
 
@@ -256,3 +278,50 @@ def test_a_seeker_drops_what_nobody_waits_for(fleet: Fleet, monkeypatch: pytest.
     finally:
         seeker.close()
     assert one.figures.fleet_absent == 0
+
+
+def test_what_is_written_anew_is_not_dropped_by_an_earlier_word(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block is dropped while the store is away, and written again when it is back: the word that nobody took then is
+    not told behind it, and all hosts find the block. Control: another block that was dropped with it, and not written
+    again, is told and gone from a store that still had it."""
+    monkeypatch.setattr(kv_carrier, "PROBE_S", 60.0)
+    space = fleet.hosts[0].space()
+    with carrier(folder / "c", f"unix:{folder / 'store.sock'}"), store(folder) as running:
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        for number in range(3):
+            kv.keep(space, BLOCKS[number], LIFE, data(number))
+        wait_for(lambda: figures.fleet_stored == 3)
+        running.process.send_signal(signal.SIGSTOP)
+        assert kv.drop("alpha") == 3
+        wait_for(lambda: len(untold(way)) == 3)
+        running.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: bool(kv.keep(space, BLOCKS[0], LIFE, data(0))) and figures.fleet_stored == 4)
+        wait_for(lambda: not untold(way) and len(kv.find(space, BLOCKS[1:2], LIFE, SIZE).contents) == 0)
+        assert kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0)]
+        way.close()
+
+
+def test_a_block_that_waits_is_withdrawn_from_the_store_too(fleet: Fleet, folder: Path, patient: None) -> None:
+    """An engine calls a block wrong while its own copy waits to be written and the store has one that came before: that
+    one goes too, or all hosts would find what is wrong. Control: a block beside it stays."""
+    space = fleet.hosts[0].space()
+    with store(folder) as running, carrier(folder / "c", running.address):
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        for number in range(2):
+            kv.keep(space, BLOCKS[number], LIFE, data(number))
+        wait_for(lambda: figures.fleet_stored == 2)
+        kv.absent(space, BLOCKS[:1], LIFE, lacks=True)  # As where another host has written it.
+        running.process.send_signal(signal.SIGSTOP)
+        kv.keep(space, BLOCKS[2], LIFE, data(2))
+        wait_for(lambda: not way._queue)
+        kv.keep(space, BLOCKS[0], LIFE, data(0))
+        kv.withdraw(space, BLOCKS[0], LIFE)
+        running.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: figures.fleet_stored == 3)
+        wait_for(lambda: kv.find(space, BLOCKS[:1], LIFE, SIZE).contents == [])
+        assert kv.find(space, BLOCKS[1:3], LIFE, SIZE).contents == [data(1), data(2)]
+        way.close()

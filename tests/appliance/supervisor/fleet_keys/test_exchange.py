@@ -43,7 +43,13 @@ class OwnedStore:
         ]
 
     def offer(
-        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+        self,
+        name: bytes,
+        body: memoryview,
+        done: Callable[[ObjectStatus], None],
+        _wanted: Callable[[], bool],
+        *,
+        owner: str,
     ) -> bool:
         """Keep a value."""
         self.values[name] = bytes(body)
