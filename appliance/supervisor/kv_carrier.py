@@ -115,7 +115,7 @@ class KvCarrier:
                         self._disconnect()
                         break
                     found.append(read_object(peer, size, until))
-                self._note([status for status, _ in found])
+                self._note(_answered([status for status, _ in found]))
             except (CarrierError, OSError) as error:
                 # Which of both is slow is not known here; the writing thread has the patience to find out.
                 self._fail(error, late=isinstance(error, TimeoutError) and self._peer is not None)
@@ -283,3 +283,9 @@ class KvCarrier:
         self._state = KvStoreState.STORE_AWAY if away else KvStoreState.SERVES
         if ObjectStatus.REFUSED in statuses:
             self._refused_at = time.monotonic()
+
+
+def _answered(statuses: list[ObjectStatus]) -> list[ObjectStatus]:
+    """Return the answers up to the first of another length: behind that the carrier reads nothing."""
+    other = ObjectStatus.OTHER_LENGTH
+    return statuses[: statuses.index(other) + 1] if other in statuses else statuses

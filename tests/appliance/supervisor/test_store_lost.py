@@ -325,3 +325,22 @@ def test_a_block_that_waits_is_withdrawn_from_the_store_too(fleet: Fleet, folder
         wait_for(lambda: kv.find(space, BLOCKS[:1], LIFE, SIZE).contents == [])
         assert kv.find(space, BLOCKS[1:3], LIFE, SIZE).contents == [data(1), data(2)]
         way.close()
+
+
+def test_a_size_that_no_block_has_takes_the_store_from_nobody(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine asks for a block of another size than it has, again and again, which it alone decides: others' blocks
+    are found at once, and the store counts as serving. Control: what it asks for does not come."""
+    space = fleet.hosts[0].space()
+    with store(folder) as running, carrier(folder / "c", running.address):
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        for number in range(3):
+            kv.keep(space, BLOCKS[number], LIFE, data(number))
+        wait_for(lambda: figures.fleet_stored == 3)
+        for _ in range(20):
+            assert kv.find(space, BLOCKS[1:], LIFE, SIZE - 1).contents == []
+            assert kv.find(space, BLOCKS[:1], LIFE, SIZE).contents == [data(0)]
+            assert way.state is KvStoreState.SERVES
+        way.close()
