@@ -81,8 +81,8 @@ class FleetKv:
         self._figures = figures
         self._lock = threading.Lock()
         self._books = TierBooks(limits.store)
-        self._unwritten = set[bytes]()
-        """Namespaces of which the store did not get all that engines sent; of those that share."""
+        self._unwritten, self._refused = set[bytes](), set[bytes]()
+        """Namespaces of which the store did not get, and did not take, all that engines sent; of those that share."""
 
     def keep(self, namespace: bytes, block: bytes, life: EngineLife, data: bytes) -> str | None:
         """Offer a block to the fleet; gives the account whose block it is, None where it does not share."""
@@ -180,10 +180,13 @@ class FleetKv:
         for account in accounts:
             self.drop(account)
 
-    def take_unwritten(self) -> set[bytes]:
-        """Return the namespaces of which the store did not get all that engines sent since the last call."""
+    def take_unwritten(self, *, refused: bool = True) -> set[bytes]:
+        """Return the namespaces of which the store did not get all that engines sent since the last call; ``refused``:
+        also those of which it did not take all, since the last call that asked for these."""
         with self._lock:
             taken, self._unwritten = self._unwritten, set()
+            if refused:
+                taken, self._refused = taken | self._refused, set()
         return taken
 
     def count(self, account: str) -> int:
@@ -247,3 +250,5 @@ class FleetKv:
             self._miss(namespace)
         else:
             self._figures.store_lost += 1
+            with self._lock:
+                self._refused.add(namespace)

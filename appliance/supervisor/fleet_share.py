@@ -108,9 +108,10 @@ class FleetShare:
     def _take_look(self, lost: bool) -> None:
         """The store serves, and has ``lost`` everything or not. Engines send that once more; otherwise what they sent
         of namespaces of which it did not get all, where what the books still have is not written twice. Namespaces of
-        others are not told: what is sent again takes time of engines and of the store."""
+        others are not told: what is sent again takes time of engines and of the store. Nor is what the store refused,
+        as long as it refuses: one that is full would be sent all of it again and again."""
         assert self._loop is not None, "it was started"
-        unwritten = self.kv.take_unwritten()
+        unwritten = self.kv.take_unwritten(refused=lost or not self._carrier.refuses)
         if lost:
             self.kv.lose()
         told = self._keys.namespaces if lost else unwritten

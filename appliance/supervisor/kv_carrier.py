@@ -95,7 +95,12 @@ class KvCarrier:
             return self._state
         if now - self._late_at < LATE_S:
             return KvStoreState.STORE_AWAY
-        return KvStoreState.REFUSES if now - self._refused_at < REFUSED_S else KvStoreState.SERVES
+        return KvStoreState.REFUSES if self.refuses else KvStoreState.SERVES
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the store has refused something in the last ``REFUSED_S``."""
+        return time.monotonic() - self._refused_at < REFUSED_S
 
     def get(
         self, names: Sequence[bytes], sizes: Sequence[int], wanted: Callable[[], bool] = lambda: True

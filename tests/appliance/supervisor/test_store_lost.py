@@ -344,3 +344,22 @@ def test_a_size_that_no_block_has_takes_the_store_from_nobody(
             assert kv.find(space, BLOCKS[:1], LIFE, SIZE).contents == [data(0)]
             assert way.state is KvStoreState.SERVES
         way.close()
+
+
+def test_what_a_store_refuses_is_sent_again_once_it_does_not(fleet: Fleet, folder: Path, patient: None) -> None:
+    """A store that has no memory refuses a block: its namespace is told, and not before the store has refused nothing
+    for a while. Control: of another namespace, whose block came, nothing is told."""
+    host = fleet.hosts[0]
+    space, other = host.space(), host.space("beta")
+    with store(folder, "--maxmemory-policy", "noeviction") as running, carrier(folder / "c", running.address):
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        kv.keep(other, BLOCKS[0], LIFE, data(0))
+        wait_for(lambda: figures.fleet_stored == 1)
+        command(folder, "CONFIG", "SET", "maxmemory", "1")
+        kv.keep(space, BLOCKS[0], LIFE, data(0))
+        wait_for(lambda: figures.store_lost == 1)
+        assert way.refuses and kv.take_unwritten(refused=not way.refuses) == set()
+        command(folder, "CONFIG", "SET", "maxmemory", "0")
+        assert kv.take_unwritten() == {space}
+        way.close()
