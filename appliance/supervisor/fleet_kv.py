@@ -174,11 +174,11 @@ class FleetKv:
 
     def lose(self) -> None:
         """The store has lost what it had: nothing that this host wrote counts as written. It is dropped all the same,
-        for a store that only says so."""
+        for a store that only says so, behind what is written anew: that are thousands of requests."""
         with self._lock:
             accounts = list(self._books.objects)
         for account in accounts:
-            self.drop(account)
+            self.drop(account, later=True)
 
     def take_unwritten(self, *, refused: bool = True) -> set[bytes]:
         """Return the namespaces of which the store did not get all that engines sent since the last call; ``refused``:
@@ -194,12 +194,13 @@ class FleetKv:
         with self._lock:
             return len(self._books.objects.get(account, ()))
 
-    def drop(self, account: str) -> int:
-        """Have the store forget what this host wrote for an account; gives how many."""
+    def drop(self, account: str, *, later: bool = False) -> int:
+        """Have the store forget what this host wrote for an account, ``later``: behind what is written meanwhile; gives
+        how many."""
         with self._lock:
             items = self._books.take(account)
         for item in items.values():
-            self._carrier.drop(item.name)
+            self._carrier.drop(item.name, later=later)
         return len(items)
 
     def _opened(

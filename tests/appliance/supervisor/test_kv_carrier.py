@@ -16,6 +16,7 @@ import pytest
 from appliance.common.carrier_wire import (
     ANSWER,
     ENTRY,
+    MAX_OBJECTS,
     REQUEST,
     ObjectStatus,
     Order,
@@ -210,4 +211,30 @@ def test_what_is_late_is_told_in_one_word_as_long_as_it_is(monkeypatch: pytest.M
         answers |= {Order.DROP: ObjectStatus.OK, Order.GET: ObjectStatus.ABSENT}
         wait_until(lambda: way.state is KvStoreState.SERVES)
         assert states() == {KvStoreState.SERVES}
+        way.close()
+
+
+def test_what_was_lost_is_dropped_behind_what_is_written() -> None:
+    """Ten thousand names are dropped later, and then an object is written: it is the next request, and behind each that
+    is served some names are told, until all are. Control: what is dropped at once is told before."""
+    orders = list[Order]()
+
+    def says(order: Order) -> ObjectStatus:
+        orders.append(order)
+        return ObjectStatus.OK
+
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{name}/c")
+        listening.listen()
+        threading.Thread(target=carry, args=(listening, says), daemon=True).start()
+        way = KvCarrier(Path(name) / "c", 60)
+        for later, before in ((False, True), (True, False)):
+            orders.clear()
+            with way._changed:
+                for number in range(10_000):
+                    way.drop(number.to_bytes(32, "little"), later=later)
+                assert way.offer(bytes(31) + b"x", memoryview(b"body"), lambda _status: None, owner="t")
+            wait_until(lambda: Order.PUT in orders and way._queue.num_drops == 0)
+            assert (orders.index(Order.PUT) > 100) is before
+            assert orders.count(Order.DROP) >= 10_000 // MAX_OBJECTS
         way.close()
