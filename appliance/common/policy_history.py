@@ -38,7 +38,7 @@ FORM = 1
 
 _UNREAD = "-unread"
 
-_NAME = re.compile(r"([0-9]{6})-([0-9a-f]{12})(-unread)?\.json")
+_NAME = re.compile(r"([0-9]{6,})-([0-9a-f]{12})(-unread)?\.json")
 
 
 @dataclass(frozen=True, slots=True)
