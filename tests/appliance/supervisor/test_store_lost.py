@@ -363,3 +363,38 @@ def test_what_a_store_refuses_is_sent_again_once_it_does_not(fleet: Fleet, folde
         command(folder, "CONFIG", "SET", "maxmemory", "0")
         assert kv.take_unwritten() == {space}
         way.close()
+
+
+def test_fetches_of_tenants_have_turns(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant has three fetches of four blocks, each of which takes a question; another's comes behind them and is
+    asked for in turns with the first, so that its blocks do not wait for those of all three. All of all come, each
+    fetch in the order of its blocks (control)."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)
+    one, asked, found = fleet.hosts[0], list[bytes](), list[Fetched]()
+    greedy, other, plain = one.space(), one.space("beta"), one.kv.find
+    for space in (greedy, other):
+        for number in range(4):
+            one.kv.keep(space, BLOCKS[number], LIFE, data(number))
+
+    def find(namespace, blocks, *more):  # type: ignore[no-untyped-def]  # as FleetKv.find
+        asked.append(namespace)
+        return plain(namespace, blocks[:1], *more)
+
+    monkeypatch.setattr(one.kv, "find", find)
+    rung = threading.Event()
+    seeker = FleetSeeker(one.kv, LIFE, rung.set, "engine")
+    for number, space in enumerate((greedy, greedy, greedy, other)):
+        assert seeker.ask(Fetch(number + 1, space, BLOCKS, SIZE), 0)
+    seeker.start()
+    try:
+        while len(found) < 16:
+            assert rung.wait(30)
+            rung.clear()
+            found += seeker.take()
+    finally:
+        seeker.close()
+    assert asked == [greedy, other] * 4 + [greedy] * 8
+    for number in range(1, 5):
+        assert [(two.index, two.content) for two in found if two.request == number] == [
+            (place, data(place)) for place in range(4)
+        ]
