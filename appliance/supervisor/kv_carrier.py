@@ -122,8 +122,12 @@ class KvCarrier:
                     found.append(read_object(peer, size, until))
                 self._note(_answered([status for status, _ in found]))
             except (CarrierError, OSError) as error:
-                # Which of both is slow is not known here; the writing thread has the patience to find out.
-                self._fail(error, late=isinstance(error, TimeoutError) and self._peer is not None)
+                late = isinstance(error, TimeoutError) and self._peer is not None
+                if late and found:  # It serves, and is slow: who asks for less, or again, gets it.
+                    self._disconnect()
+                else:
+                    # Which of both is slow is not known here; the writing thread has the patience to find out.
+                    self._fail(error, late=late)
             finally:
                 self._asking.release()
         return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))

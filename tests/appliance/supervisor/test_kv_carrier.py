@@ -238,3 +238,38 @@ def test_what_was_lost_is_dropped_behind_what_is_written() -> None:
             assert (orders.index(Order.PUT) > 100) is before
             assert orders.count(Order.DROP) >= 10_000 // MAX_OBJECTS
         way.close()
+
+
+def test_a_slow_store_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of whose blocks some come in time, and the rest late, serves: they are given, and the next question is
+    asked. Control: one of which nothing comes in time is not asked for a while."""
+    monkeypatch.setattr(kv_carrier, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(kv_carrier, "RETRY_S", 60.0)
+    asked, first = list[int](), [1]
+    with tempfile.TemporaryDirectory(prefix="kv-", dir="/tmp") as name, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{name}/c")
+        listening.listen()
+
+        def serve(peer: socket.socket) -> None:
+            """Answer the first objects of a question, and no more."""
+            with peer, contextlib.suppress(CarrierError, OSError):
+                while True:
+                    asked.append(len(_orders(peer)[1]))
+                    peer.sendall((ANSWER.pack(ObjectStatus.OK, 4) + b"body") * first[0])
+
+        def take() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=take, daemon=True).start()
+        way = KvCarrier(Path(name) / "c", 60)
+        names = [bytes([number]) * 32 for number in range(3)]
+        for _ in range(2):
+            assert [status for status, _ in way.get(names, [4] * 3)] == [ObjectStatus.OK] + [ObjectStatus.AWAY] * 2
+        assert (asked, way.state) == ([3, 3], KvStoreState.SERVES)
+        first[0] = 0
+        for _ in range(2):
+            assert [status for status, _ in way.get(names, [4] * 3)] == [ObjectStatus.AWAY] * 3
+        assert (asked, way.state) == ([3, 3, 3], KvStoreState.STORE_AWAY)
+        way.close()
