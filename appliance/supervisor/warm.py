@@ -226,6 +226,7 @@ class WarmStarts:
                 self._trust.leave(plan.name)
                 self.looked_for.pop((plan.role_name, plan.model), None)
                 self.not_started.discard((plan.role_name, plan.model))
+                self.problems.pop((plan.role_name, plan.model), None)
                 self._left_of[plan.name] += 1
                 self._left_keys |= {self._ahead.pop(plan.name, "")} - {""}
 
@@ -283,7 +284,9 @@ class WarmStarts:
             except (IsolationError, OSError) as error:
                 if self._stop.is_set():
                     return  # it was given up with everything else
-                counts, self.problems[place_of(start)] = True, str(error)
+                counts = True
+                if left == self._left_of[plan.name]:
+                    self.problems[place_of(start)] = str(error)
                 log.warning("no checkpoint was made; starts stay cold", sandbox=plan.name, problem=str(error))
             if not counts and left == self._left_of[plan.name]:
                 self._asked[plan.name] -= 1
