@@ -286,6 +286,9 @@ def test_a_prompt_of_more_tokens_than_any_engine_takes_is_not_read() -> None:
     most = MAX_TOKENS_PER_REQUEST
     few, many = (pb.ComputeRequest(token_ids=array("I", [1]) * count) for count in (most, most + 1))
     assert many.ByteSize() < MAX_MESSAGE_BYTES
+    large = pb.ComputeRequest(token_ids=array("I", [(1 << 21) - 1]) * most)
+    assert large.ByteSize() < MAX_MESSAGE_BYTES, "ids of the largest vocabularies have three bytes"
+    assert MAX_MESSAGE_BYTES * prefill_service.MAX_READING <= 128 << 20
     assert len(prefill_service._asked(few, 1.0).token_ids) == most
     with pytest.raises(ValueError, match="tokens"):
         prefill_service._asked(many, 1.0)
