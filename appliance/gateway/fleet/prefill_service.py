@@ -47,9 +47,9 @@ MESSAGE_S = 5.0
 """Seconds for a prompt to arrive."""
 
 MAX_READING = 32
-"""Prompts that arrive at once, 128 MiB of the longest; each arrives in milliseconds. A host has part of them as a tenant
-has of places (``prefill_choice.has_part``), and none of the places in which prompts are computed until its prompt is
-there."""
+"""Prompts that arrive at once, 128 MiB of the longest; each arrives in milliseconds. A host has part of them as a
+tenant has of places (``prefill_choice.has_part``), and none of the places in which prompts are computed until its
+prompt is there."""
 
 MAX_RUNS = 64
 """Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from. A tenant has
