@@ -45,8 +45,8 @@ REQUEST_S = 5.0
 """Seconds in which a request comes whole once it has begun, and an answer is taken."""
 
 BACKLOG = 2 * MAX_CONNECTIONS
-"""Connections that wait to be taken: who comes to a full queue is refused by the kernel, and counts the carrier as away.
-"""
+"""Connections that wait to be taken: who comes to a full queue is refused by the kernel, and counts the carrier as
+away."""
 
 TURN_S = 1.0
 """Seconds of the longest wait for a connection, and so until a stop is seen."""
