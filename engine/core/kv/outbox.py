@@ -107,8 +107,8 @@ class Outbox:
     @property
     def owners(self) -> set[bytes]:
         """Namespaces of what was sent or found, of what is being copied out, and of what was lost."""
-        others = (*self._leaving.values(), *self._found.values())
-        return {*self.known, *(one.owner for one in others), *self.lost_ns}
+        leaving = (one.owner for one in self._leaving.values())
+        return {*self.known, *leaving, *(one.owner for one in self._found.values()), *self.lost_ns}
 
     def leaves(self, block_id: bytes, owner: bytes) -> bool:
         """Whether a block may leave and has not yet, or so long ago that other hosts do not find it any more."""
