@@ -89,7 +89,7 @@ class HostileStore:
             done(ObjectStatus.OK)
         self._done.clear()
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Note a drop, and keep the object all the same."""
         self.dropped.add(name)
 

@@ -57,7 +57,7 @@ class OwnedStore:
         done(ObjectStatus.OK)
         return True
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Nothing is dropped here."""
         raise AssertionError("an exchange drops nothing")
 
