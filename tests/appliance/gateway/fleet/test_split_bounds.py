@@ -86,13 +86,13 @@ async def test_a_host_that_gives_nothing_is_not_asked_again_and_again(
     many = asking.least_blocks
     with capture_logs() as lines:
         for store_tokens, recomputed, lacks in ((512, 1, True), (0, 0, True), (came, many, gap)):
-            assert lines == []
+            assert not any("tenant" in one for one in lines)
             assert (await answered(pair, asking.compute(prompt)))[0] == "computed"
             asking.taken(prompt, store_tokens, recomputed, gap=lacks)
-    assert [(one["log_level"], one["host"], one["tenant"], one["seconds"]) for one in lines] == [
-        ("warning", "p", "alpha", prefill_choice.REST_S)
-    ]
-    assert ("has not got" in lines[0]["cause"]) == gap
+    (line,) = (one for one in lines if "tenant" in one)  # Files that are read anew are told too.
+    told = line["log_level"], line["host"], line["tenant"], line["seconds"]
+    assert told == ("warning", "p", "alpha", prefill_choice.REST_S)
+    assert ("has not got" in line["cause"]) == gap
     assert await asking.compute(prefilling.prompt()) == "empty"
     assert prefilling.asked[f"{names.SPLIT_ASKED}:empty"] == 1
     await asyncio.sleep(0.4)
