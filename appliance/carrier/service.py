@@ -37,13 +37,16 @@ from appliance.common.kv_store_config import KvStoreConfig, carrier_socket
 
 log = structlog.get_logger()
 
-MAX_CONNECTIONS = 8
-"""Most connections at once: a supervisor has two, and its successor two more. A request holds one object."""
+MAX_CONNECTIONS = 16
+"""Most connections at once: a supervisor has two, and four more where it is a member of a fleet; its successor has as
+many, and a few are about to end, whose requests were left. A request holds one object."""
 
 REQUEST_S = 5.0
 """Seconds in which a request comes whole once it has begun, and an answer is taken."""
 
-BACKLOG = 8
+BACKLOG = 2 * MAX_CONNECTIONS
+"""Connections that wait to be taken: who comes to a full queue is refused by the kernel, and counts the carrier as
+away."""
 
 TURN_S = 1.0
 """Seconds of the longest wait for a connection, and so until a stop is seen."""

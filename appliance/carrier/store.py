@@ -44,6 +44,12 @@ class _NotTriedError(ObjectStoreError):
     """The store was away a moment ago, and was not asked."""
 
 
+class _OtherLengthError(ObjectStoreError):
+    """A value has another length than what is asked for: it is not read, which ends the connection and no more. Each
+    engine that may write for a tenant could have one, and each that asks for it could keep all others from the store.
+    """
+
+
 class ObjectStore:
     """The connection, made at need. Calls come one at a time; none raises for what the store does."""
 
@@ -84,7 +90,7 @@ class ObjectStore:
                 given += 1
                 yield found
                 if found[0] is ObjectStatus.OTHER_LENGTH:
-                    raise ObjectStoreError("a value has another length than what was written")
+                    raise _OtherLengthError
         except (OSError, ValueError, ObjectStoreError) as error:
             self._fail(error)
         for _ in range(given, len(names)):
@@ -229,7 +235,7 @@ class ObjectStore:
 
     def _fail(self, error: Exception) -> None:
         self.close()
-        if isinstance(error, _NotTriedError):
+        if isinstance(error, _NotTriedError | _OtherLengthError):
             return  # Or who asks more than once in that time would never have a connection tried again.
         self.problem = str(error) or type(error).__name__
         self._not_before = time.monotonic() + RETRY_S

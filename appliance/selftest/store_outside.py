@@ -25,7 +25,13 @@ class StoreOutside:
         return [(ObjectStatus.ABSENT, b"") if body is None else (ObjectStatus.OK, body) for body in found]
 
     def offer(
-        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+        self,
+        name: bytes,
+        body: memoryview,
+        done: Callable[[ObjectStatus], None],
+        _wanted: Callable[[], bool],
+        *,
+        owner: str,
     ) -> bool:
         """Keep an object; ``settle`` tells that it is written."""
         self._objects[name] = bytes(body)
@@ -38,7 +44,7 @@ class StoreOutside:
         for one in done:
             one(ObjectStatus.OK)
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Forget an object."""
         self._objects.pop(name, None)
 

@@ -81,8 +81,8 @@ class FleetKv:
         self._figures = figures
         self._lock = threading.Lock()
         self._books = TierBooks(limits.store)
-        self._unwritten = set[bytes]()
-        """Namespaces of which the store did not get all that engines sent; of those that share."""
+        self._unwritten, self._refused = set[bytes](), set[bytes]()
+        """Namespaces of which the store did not get, and did not take, all that engines sent; of those that share."""
 
     def keep(self, namespace: bytes, block: bytes, life: EngineLife, data: bytes) -> str | None:
         """Offer a block to the fleet; gives the account whose block it is, None where it does not share."""
@@ -108,6 +108,7 @@ class FleetKv:
             memoryview(sealed),
             lambda status: self._written(namespace, of.account, key, item, status),
             lambda: self._keys.current(namespace) == of and self._holds(of.account, key, item),
+            owner=of.account,
         ):
             self._take_out(of.account, key, item)
             self._miss(namespace)
@@ -173,16 +174,19 @@ class FleetKv:
 
     def lose(self) -> None:
         """The store has lost what it had: nothing that this host wrote counts as written. It is dropped all the same,
-        for a store that only says so."""
+        for a store that only says so, behind what is written anew: that are thousands of requests."""
         with self._lock:
             accounts = list(self._books.objects)
         for account in accounts:
-            self.drop(account)
+            self.drop(account, later=True)
 
-    def take_unwritten(self) -> set[bytes]:
-        """Return the namespaces of which the store did not get all that engines sent since the last call."""
+    def take_unwritten(self, *, refused: bool = True) -> set[bytes]:
+        """Return the namespaces of which the store did not get all that engines sent since the last call; ``refused``:
+        also those of which it did not take all, since the last call that asked for these."""
         with self._lock:
             taken, self._unwritten = self._unwritten, set()
+            if refused:
+                taken, self._refused = taken | self._refused, set()
         return taken
 
     def count(self, account: str) -> int:
@@ -190,12 +194,13 @@ class FleetKv:
         with self._lock:
             return len(self._books.objects.get(account, ()))
 
-    def drop(self, account: str) -> int:
-        """Have the store forget what this host wrote for an account; gives how many."""
+    def drop(self, account: str, *, later: bool = False) -> int:
+        """Have the store forget what this host wrote for an account, ``later``: behind what is written meanwhile; gives
+        how many."""
         with self._lock:
             items = self._books.take(account)
         for item in items.values():
-            self._carrier.drop(item.name)
+            self._carrier.drop(item.name, later=later)
         return len(items)
 
     def _opened(
@@ -246,3 +251,5 @@ class FleetKv:
             self._miss(namespace)
         else:
             self._figures.store_lost += 1
+            with self._lock:
+                self._refused.add(namespace)

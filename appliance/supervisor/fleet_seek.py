@@ -2,7 +2,8 @@
 
 The thread of the channel serves all tenants of the engine and must not wait for a store: what it hands on here is
 asked by a thread of its own, one question after the other, and comes back to it by its bell. So a tenant that does not
-share never waits for one that does. What has come and was not sent yet is one answer of the store at most.
+share never waits for one that does. Those that share have turns, of one question each: a prompt of thousands of blocks
+does not let others' fetches become too old. What has come and was not sent yet is one answer of the store at most.
 
 Blocks that another host has just computed may still be on their way to the store. A fetch that says so (``coming``) is
 asked again after others, until for ``WAIT_S`` nothing of it has come; it counts as absent once. One that another host
@@ -72,6 +73,9 @@ class FleetSeeker:
         self._ring = ring
         self._changed = threading.Condition()
         self._asked: deque[_Asked] = deque()
+        self._turns: dict[bytes, int] = {}
+        """Number of the last turn of each of the last ``MAX_ASKED`` namespaces that had one, the oldest first."""
+        self._turn = 0
         self._found: list[Fetched] = []
         self._seeking = 0
         """Number of the fetch that is asked for now; 0: none."""
@@ -133,20 +137,28 @@ class FleetSeeker:
                 self._seeking = 0
 
     def _next(self) -> _Asked | None:
-        """Wait for the first fetch that is due, of those that requests wait for if there is one; None: the thread is to
-        end."""
+        """Wait for a fetch that is due, of those that requests wait for if there is one, and of the namespace whose
+        last turn was longest ago; None: the thread is to end."""
         with self._changed:
             while not self._closing:
                 now = time.monotonic()
                 due = [asked for asked in self._asked if asked.due <= now]
                 if due:
-                    first = min(due, key=lambda asked: asked.fetch.ahead)
+                    first = min(due, key=lambda one: (one.fetch.ahead, self._turns.get(one.fetch.namespace, 0)))
                     self._asked.remove(first)
+                    self._note_turn(first.fetch.namespace)
                     self._seeking, self._wanted = first.fetch.request, True
                     return first
                 soonest = min((asked.due for asked in self._asked), default=None)
                 self._changed.wait(None if soonest is None else soonest - now)
         return None
+
+    def _note_turn(self, namespace: bytes) -> None:
+        self._turn += 1
+        self._turns.pop(namespace, None)
+        self._turns[namespace] = self._turn
+        if len(self._turns) > MAX_ASKED:
+            del self._turns[next(iter(self._turns))]
 
     def _pace(self) -> None:
         """Rest where the thread has used more than its share."""
@@ -156,25 +168,26 @@ class FleetSeeker:
                 self._changed.wait_for(lambda: self._closing, pause_s)
 
     def _seek(self, asked: _Asked) -> None:
-        fetch, at, since, sure = asked.fetch, asked.first, asked.at, asked.sure
-        while at < len(fetch.blocks):
-            self._pace()
-            brought = self._kv.find(fetch.namespace, fetch.blocks[at:], self._life, fetch.size, self._is_wanted)
-            if not self._is_wanted():
-                return
-            found = [
-                Fetched(fetch.request, at + place, one, KvTier.STORE) for place, one in enumerate(brought.contents)
-            ]
-            now = time.monotonic()
-            sure = sure and (bool(found) or brought.lacks)
-            if not found and fetch.coming and now + AGAIN_S < since + WAIT_S:
-                with self._changed:
-                    if self._wanted:
-                        self._asked.append(_Asked(fetch, at, since, now + AGAIN_S, sure))
-                return
-            if not self._give(found or [self._missed(fetch, at, brought.lacks, sure)]) or not found:
-                return
-            at, since = at + len(found), now
+        """Put one question for a fetch, which waits for its next turn where more of it may come."""
+        fetch, at = asked.fetch, asked.first
+        self._pace()
+        brought = self._kv.find(fetch.namespace, fetch.blocks[at:], self._life, fetch.size, self._is_wanted)
+        if not self._is_wanted():
+            return
+        found = [Fetched(fetch.request, at + place, one, KvTier.STORE) for place, one in enumerate(brought.contents)]
+        now = time.monotonic()
+        sure = asked.sure and (bool(found) or brought.lacks)
+        if not found and fetch.coming and now + AGAIN_S < asked.at + WAIT_S:
+            self._ask_again(_Asked(fetch, at, asked.at, now + AGAIN_S, sure))
+            return
+        given = self._give(found or [self._missed(fetch, at, brought.lacks, sure)])
+        if given and found and at + len(found) < len(fetch.blocks):
+            self._ask_again(_Asked(fetch, at + len(found), now, now, sure))
+
+    def _ask_again(self, asked: _Asked) -> None:
+        with self._changed:
+            if self._wanted:
+                self._asked.append(asked)
 
     def _is_wanted(self) -> bool:
         """Return whether somebody waits for what is asked for. The lock need not be held."""

@@ -1,7 +1,8 @@
 """This host's part in the KV of a fleet: keys, objects and what is told of both. There only with ``kv_store.members``.
 
-It has a way to the carrier of its own, so that neither the exchange of keys nor a question for another host's block
-takes a place of the questions for blocks of this host alone.
+It has two ways to the carrier of its own. Questions for blocks of other hosts take no place of those for blocks of this
+host alone; and keys, without which no tenant shares anything, wait for no blocks: whatever an engine asks for or sends,
+leases are renewed.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ class FleetShare:
         self,
         membership: Membership,
         carrier: KvCarrier,
+        keys_carrier: KvCarrier,
         limits: SpillLimits,
         figures: SpillFigures,
         *,
         writes_computed: bool = False,
     ) -> None:
-        """``writes_computed``: whether blocks of prompts are written when they are computed, and not when evicted."""
+        """``carrier``: way of blocks, ``keys_carrier`` of keys. ``writes_computed``: whether blocks of prompts are
+        written when they are computed, and not when evicted."""
         tags = {one.host: hashlib.sha256(one.line.encode()).digest() for one in membership.members.members}
-        self._carrier = carrier
-        self._keys = FleetKeys(KeyExchange(membership, carrier), self._carry_out, self._ended)
+        self._carrier, self._keys_carrier = carrier, keys_carrier
+        self._keys = FleetKeys(KeyExchange(membership, keys_carrier), self._carry_out, self._ended)
         producers = frozenset(tags.values())
         own = tags[membership.host]
         self.kv = FleetKv(self._keys, carrier, own, producers, limits, figures, writes_computed=writes_computed)
@@ -62,8 +65,9 @@ class FleetShare:
         self._keys.start()
 
     def close(self) -> None:
-        """End the exchange and release the way to the store; blocks for some seconds at most."""
+        """End the exchange and release the ways to the store; blocks for some seconds at most."""
         self._keys.close()
+        self._keys_carrier.close()
         self._carrier.close()
 
     def share(self, accounts: Iterable[str]) -> None:
@@ -104,9 +108,10 @@ class FleetShare:
     def _take_look(self, lost: bool) -> None:
         """The store serves, and has ``lost`` everything or not. Engines send that once more; otherwise what they sent
         of namespaces of which it did not get all, where what the books still have is not written twice. Namespaces of
-        others are not told: what is sent again takes time of engines and of the store."""
+        others are not told: what is sent again takes time of engines and of the store. Nor is what the store refused,
+        as long as it refuses: one that is full would be sent all of it again and again."""
         assert self._loop is not None, "it was started"
-        unwritten = self.kv.take_unwritten()
+        unwritten = self.kv.take_unwritten(refused=lost or not self._carrier.refuses)
         if lost:
             self.kv.lose()
         told = self._keys.namespaces if lost else unwritten

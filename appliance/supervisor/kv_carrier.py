@@ -1,8 +1,8 @@
 """Supervisor's way to the carrier of sealed KV: one connection that asks, and a thread with one that writes.
 
 Nothing here waits long. A question has ``PATIENCE_S``; what is written lies in a queue of bounded bytes, and what does
-not fit is refused at once. After a failure the carrier counts as away for ``RETRY_S``. Names that it or the store did
-not take to drop are told again once both serve.
+not fit, or is beyond its owner's part (``kv_queue``), is refused at once. After a failure the carrier counts as away
+for ``RETRY_S``. Names that it or the store did not take to drop are told again once both serve.
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import secrets
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from appliance.common.carrier_wire import (
-    MAX_OBJECTS,
     NAME_BYTES,
     CarrierRequest,
     ObjectStatus,
@@ -31,7 +28,7 @@ from appliance.common.carrier_wire import (
 )
 from appliance.common.errors import CarrierError
 from appliance.common.kv_store_state import KvStoreState
-from appliance.supervisor.store_tier import MAX_STORE_OBJECTS
+from appliance.supervisor.kv_queue import NOT_TAKEN, Put, WriteQueue
 
 log = structlog.get_logger()
 
@@ -44,19 +41,6 @@ WRITE_S = 5.0
 
 RETRY_S = 2.0
 """Seconds after a failure in which the carrier is not asked."""
-
-QUEUE_BYTES = 64 << 20
-"""Bytes that wait to be written."""
-
-MAX_PUTS = 16_384
-"""Objects that wait to be written: tiny ones, which a hostile engine can send, would be millions in those bytes."""
-
-BATCH_BYTES = 8 << 20
-"""Bytes of one request."""
-
-MAX_DROPS = MAX_STORE_OBJECTS + MAX_PUTS
-"""Names that wait to be dropped: all that the books of the store have, which a policy can withdraw at once, and what is
-written meanwhile; some 25 MB of this process's memory. A name beyond that is left to the end of its time."""
 
 SAY_EVERY_S = 60.0
 """Seconds between two lines about a carrier that does not serve."""
@@ -72,28 +56,15 @@ question to the next while requests come."""
 REFUSED_S = 60.0
 """Seconds for which the store counts as refusing after it has refused something."""
 
-_NOT_TAKEN = frozenset({ObjectStatus.AWAY, ObjectStatus.REFUSED})
-"""Answers to a name that the store has not forgotten: nobody was there, or the store refuses it, as one does that has
-begun anew and reads its memory back."""
-
 LINGER_S = 1.0
 """Seconds for which ``close`` waits for the writing thread."""
-
-
-@dataclass(slots=True)
-class _Put:
-    name: bytes
-    body: memoryview | None
-    """None: dropped before it was written."""
-    done: Callable[[ObjectStatus], None]
-    wanted: Callable[[], bool]
 
 
 class KvCarrier:
     """Client of one carrier; all methods may be called from any thread."""
 
-    def __init__(self, path: Path, seconds: int) -> None:
-        """``seconds``: time for which the store keeps an object."""
+    def __init__(self, path: Path, seconds: int, *, names_recur: bool = False) -> None:
+        """``seconds``: time for which the store keeps an object. ``names_recur``: as ``WriteQueue``."""
         self._path = path
         self._seconds = seconds
         self._asking = threading.Lock()
@@ -111,19 +82,7 @@ class KvCarrier:
         self._mark_at, self._look_at = 0.0, 0.0
         """Monotonic times at which the mark was written, and at which it is looked for next."""
         self._changed = threading.Condition()
-        self._queue: deque[_Put | bytes] = deque()
-        """Objects to write and names to drop, in one order: an object is never dropped before it is written."""
-        self._waiting: dict[bytes, _Put] = {}
-        """Objects of the queue that are still to be written, by name."""
-        self._queued = 0
-        self._puts = 0
-        """Objects in the queue, those that were dropped meanwhile included."""
-        self._drops = 0
-        """Names to drop: in the queue, on their way, and those to be told again."""
-        self._untold: deque[bytes] = deque()
-        """Names that were sent and not taken: told again, some behind each request that the store serves."""
-        self._probe = b""
-        """Name that was made up for the last probe: nothing is to be dropped under it."""
+        self._queue = WriteQueue(names_recur=names_recur)
         self._closing = False
         self._thread = threading.Thread(target=self._write, name="kv carrier", daemon=True)
         self._thread.start()
@@ -136,7 +95,12 @@ class KvCarrier:
             return self._state
         if now - self._late_at < LATE_S:
             return KvStoreState.STORE_AWAY
-        return KvStoreState.REFUSES if now - self._refused_at < REFUSED_S else KvStoreState.SERVES
+        return KvStoreState.REFUSES if self.refuses else KvStoreState.SERVES
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the store has refused something in the last ``REFUSED_S``."""
+        return time.monotonic() - self._refused_at < REFUSED_S
 
     def get(
         self, names: Sequence[bytes], sizes: Sequence[int], wanted: Callable[[], bool] = lambda: True
@@ -156,10 +120,14 @@ class KvCarrier:
                         self._disconnect()
                         break
                     found.append(read_object(peer, size, until))
-                self._note([status for status, _ in found])
+                self._note(_answered([status for status, _ in found]))
             except (CarrierError, OSError) as error:
-                # Which of both is slow is not known here; the writing thread has the patience to find out.
-                self._fail(error, late=isinstance(error, TimeoutError) and self._peer is not None)
+                late = isinstance(error, TimeoutError) and self._peer is not None
+                if late and found:  # It serves, and is slow: who asks for less, or again, gets it.
+                    self._disconnect()
+                else:
+                    # Which of both is slow is not known here; the writing thread has the patience to find out.
+                    self._fail(error, late=late)
             finally:
                 self._asking.release()
         return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))
@@ -170,32 +138,25 @@ class KvCarrier:
         body: memoryview,
         done: Callable[[ObjectStatus], None],
         wanted: Callable[[], bool] = lambda: True,
+        *,
+        owner: str,
     ) -> bool:
-        """Queue an object; False where there is no room or the carrier is away. ``done`` is called from the thread, and
-        ``wanted`` before the object is sent: where it says no, the object is not sent and ``done`` is not called."""
+        """Queue an object; False where there is no room for its ``owner``, or the carrier is away. ``done`` is called
+        from the thread, and ``wanted`` before the object is sent: where it says no, the object is not sent and ``done``
+        is not called."""
         with self._changed:
-            fits = self._queued + len(body) <= QUEUE_BYTES and self._puts < MAX_PUTS
-            if self._closing or not fits or time.monotonic() < self._broken_until:
+            away = self._closing or time.monotonic() < self._broken_until
+            if away or not self._queue.offer(Put(name, body, done, wanted, owner)):
                 return False
-            put = self._waiting[name] = _Put(name, body, done, wanted)
-            self._queue.append(put)
-            self._queued += len(body)
-            self._puts += 1
             self._changed.notify()
         return True
 
-    def drop(self, name: bytes) -> None:
-        """Have the store forget an object, as soon as it serves. One that is not on its way yet is not written, and its
-        ``done`` is not called."""
+    def drop(self, name: bytes, *, later: bool = False) -> None:
+        """Have the store forget an object, as soon as it serves; ``later``: behind what is written meanwhile. One that
+        is not on its way yet is not written, and its ``done`` is not called."""
         with self._changed:
-            put = self._waiting.pop(name, None)
-            if put is not None and put.body is not None:
-                self._queued -= len(put.body)
-                put.body = None
-            elif self._drops < MAX_DROPS:
-                self._drops += 1
-                self._queue.append(name)
-                self._changed.notify()
+            self._queue.drop(name, later=later)
+            self._changed.notify()
 
     def close(self) -> None:
         """End the thread and both connections; what waits is not written."""
@@ -249,15 +210,13 @@ class KvCarrier:
         with self._changed:
             while not (self._queue or self._closing):
                 if not self._changed.wait(PROBE_S):
-                    self._drops += 1
-                    self._probe = secrets.token_bytes(NAME_BYTES)
-                    self._queue.append(self._probe)
+                    self._queue.probe()
             return not self._closing
 
     def _write_some(self, peer: socket.socket | None) -> socket.socket | None:
         """Write one request of at most ``BATCH_BYTES``; gives the connection, or None where it failed."""
         with self._changed:
-            puts, drops = self._batch()
+            batch = puts, drops = self._queue.batch()
         if not (puts or drops):
             return peer
         bodies = tuple(body for _, body in puts)
@@ -277,8 +236,7 @@ class KvCarrier:
             with self._asking:
                 self._fail(error)
         with self._changed:
-            self._queued -= sum(map(len, bodies))
-            self._note_drops(drops, statuses)
+            self._queue.over(batch, statuses)
         for (one, _), status in zip(puts, statuses if puts else (), strict=True):
             one.done(status)
         return peer
@@ -305,7 +263,7 @@ class KvCarrier:
             until = now + WRITE_S
             send_all(peer, (CarrierRequest(Order.GET, (mark,), (len(mark),)).encode(),), until)
             status, body = read_object(peer, len(mark), until)
-            if status in _NOT_TAKEN:
+            if status in NOT_TAKEN:
                 return  # Away, or reading its memory back: what it has is seen later.
             lost = status is not ObjectStatus.OK or body != mark
         if lost or not mark or now - self._mark_at >= self._seconds / 2:
@@ -321,42 +279,6 @@ class KvCarrier:
             log.warning("the store of sealed KV has lost what it had; hosts write what they compute anew")
         on_look(lost)
 
-    def _note_drops(self, drops: Sequence[bytes], statuses: Sequence[ObjectStatus]) -> None:
-        """Keep the names of a request that were not taken; where the store served it, queue as many of those kept
-        before as one request has: a store that serves some requests and not others is not told all of them each
-        time. It takes drops while it refuses objects, as one whose memory is full does."""
-        pairs = zip(drops, statuses, strict=True) if drops else ()
-        untold = [name for name, status in pairs if status in _NOT_TAKEN and name != self._probe]
-        if not (ObjectStatus.AWAY in statuses or (drops and ObjectStatus.REFUSED in statuses)):
-            for _ in range(min(MAX_OBJECTS, len(self._untold))):
-                self._queue.append(self._untold.popleft())
-        self._untold.extend(untold)
-        self._drops -= len(drops) - len(untold)
-
-    def _batch(self) -> tuple[list[tuple[_Put, memoryview]], tuple[bytes, ...]]:
-        """Take what one request writes, or what one drops; neither where all that waited was dropped meanwhile."""
-        puts, drops, size = list[tuple[_Put, memoryview]](), list[bytes](), 0
-        while self._queue and len(puts) + len(drops) < MAX_OBJECTS:
-            one = self._queue[0]
-            if isinstance(one, bytes):
-                if puts:
-                    break
-                drops.append(one)
-            else:
-                if one.body is not None and not one.wanted():
-                    self._waiting.pop(one.name, None)
-                    self._queued -= len(one.body)
-                    one.body = None
-                if one.body is not None:
-                    if drops or (puts and size + len(one.body) > BATCH_BYTES):
-                        break
-                    puts.append((one, one.body))
-                    size += len(one.body)
-                    self._waiting.pop(one.name, None)
-                self._puts -= 1
-            self._queue.popleft()
-        return puts, tuple(drops)
-
     def _send(self, peer: socket.socket, request: CarrierRequest, bodies: tuple[memoryview, ...]) -> list[ObjectStatus]:
         until = time.monotonic() + WRITE_S
         send_all(peer, (request.encode(), *bodies), until)
@@ -370,3 +292,9 @@ class KvCarrier:
         self._state = KvStoreState.STORE_AWAY if away else KvStoreState.SERVES
         if ObjectStatus.REFUSED in statuses:
             self._refused_at = time.monotonic()
+
+
+def _answered(statuses: list[ObjectStatus]) -> list[ObjectStatus]:
+    """Return the answers up to the first of another length: behind that the carrier reads nothing."""
+    other = ObjectStatus.OTHER_LENGTH
+    return statuses[: statuses.index(other) + 1] if other in statuses else statuses

@@ -8,6 +8,7 @@ whose files were replaced before they were read the history has the digest alone
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from pathlib import Path
@@ -23,6 +24,9 @@ from policy.files import read_sources
 from policy.loader import Source, load_policy
 
 log = structlog.get_logger()
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+"""Digest of a policy: what else a gateway reports is none, and no part of a file's name."""
 
 
 class PolicyKeeper:
@@ -40,7 +44,7 @@ class PolicyKeeper:
 
     def note(self, one: Entry) -> None:
         """Take an entry of the gateway; those of policies that came into force are followed up."""
-        if one.kind == "policy" and one.fields["outcome"] == "ok":
+        if one.kind == "policy" and one.fields["outcome"] == "ok" and _DIGEST.fullmatch(str(one.fields["policy"])):
             now_ms = time.time_ns() // 1_000_000
             self._wanted.append((str(one.fields["policy"]), str(one.fields["by"]), now_ms))
             self._more.set()
@@ -56,6 +60,7 @@ class PolicyKeeper:
     def _keep(self, digest: str, by: str, now_ms: int) -> None:
         try:
             if not self._read(digest, by, now_ms) and self._history.record_unread(digest, now_ms, by):
+                self._kept, self._kept_digest = [], ""  # What was kept last is not the newest any more.
                 log.warning("the policy in force is not the one in its files any more; its text is lost", digest=digest)
         except ConfigError as error:
             log.error("the policy in force is not kept", problem=str(error).partition("\n")[0])

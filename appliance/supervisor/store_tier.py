@@ -60,14 +60,21 @@ class ObjectCarrier(Protocol):
         ...
 
     def offer(
-        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], wanted: Callable[[], bool]
+        self,
+        name: bytes,
+        body: memoryview,
+        done: Callable[[ObjectStatus], None],
+        wanted: Callable[[], bool],
+        *,
+        owner: str,
     ) -> bool:
-        """Queue an object to be written; False where it will not be. ``done`` is called from another thread; so is
-        ``wanted``, just before the object leaves: one that is wanted no more is not written, and nothing is told."""
+        """Queue an object to be written; False where it will not be, as where its ``owner`` has its part of what may
+        wait. ``done`` is called from another thread; so is ``wanted``, just before the object leaves: one that is
+        wanted no more is not written, and nothing is told."""
         ...
 
-    def drop(self, name: bytes) -> None:
-        """Have the store forget an object."""
+    def drop(self, name: bytes, *, later: bool = False) -> None:
+        """Have the store forget an object; ``later``: what is written meanwhile does not wait for that."""
         ...
 
     def close(self) -> None:
@@ -109,6 +116,7 @@ class StoreTier:
             body,
             lambda status: self._written(tenant, key, item, status),
             lambda: self._holds(tenant, key, item),
+            owner=tenant,
         ):
             self.tier.pop(tenant, key)
             item.name = item.header = b""

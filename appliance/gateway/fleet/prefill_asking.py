@@ -56,8 +56,8 @@ _NOT_GIVEN = "the store did not answer, or this host's engine had no room for it
 """Why nothing came of a prompt, as the log says it."""
 
 _RESTS = frozenset({"away", "silent", "stranger", "broken"})
-"""Outcomes after which a host is not asked for a while; after ``late``, where it seems to stall
-(``PrefillHosts.late``)."""
+"""Outcomes after which a host is not asked for a while, where it said so itself for that tenant alone; after ``late``,
+where it seems to stall (``PrefillHosts.late``)."""
 
 
 @dataclass(slots=True)
@@ -138,12 +138,16 @@ class Asking:
             await call(host, Dialer(context, self.addresses), _request(prompt), prompt.traceparent, until, begun)
         except PrefillCallError as error:
             ended = time.monotonic()
-            rests = error.outcome == LATE and self._hosts.late(host, now, ended)
+            rests = error.outcome == LATE and self._hosts.late(host, prompt.tenant, now, ended)
             if error.outcome in _RESTS:
-                self._hosts.rest(host, ended)
+                self._hosts.rest(host, ended, tenant=prompt.tenant if error.answered else "")
             if rests or error.outcome in _RESTS:
                 log.warning(
-                    "a host computes no prompts; this one does", host=host.host, outcome=error.outcome, cause=str(error)
+                    "a host computes no prompts; this one does",
+                    host=host.host,
+                    tenant=prompt.tenant,
+                    outcome=error.outcome,
+                    cause=str(error),
                 )
             return error.outcome
         except OSError as error:

@@ -58,11 +58,12 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class PrefillCallError(Exception):
-    """The prompt was not computed, as far as this host knows. ``outcome`` is a word of ``prefill_asking.OUTCOMES``."""
+    """The prompt was not computed, as far as this host knows. ``outcome`` is a word of ``prefill_asking.OUTCOMES``;
+    ``answered``: the other host said so itself, so that it is there."""
 
-    def __init__(self, outcome: str, why: str) -> None:
+    def __init__(self, outcome: str, why: str, *, answered: bool = False) -> None:
         super().__init__(why)
-        self.outcome = outcome
+        self.outcome, self.answered = outcome, answered
 
 
 def client_context(tls: SplitTlsConfig) -> ssl.SSLContext:
@@ -222,7 +223,8 @@ class _Exchange:
             if self._computed is not None:
                 return self._computed
             if self._over or not data:
-                raise PrefillCallError(_OUTCOMES.get(self._status or "", "broken"), "the call ended without an answer")
+                outcome, answered = _OUTCOMES.get(self._status or "", "broken"), self._status is not None
+                raise PrefillCallError(outcome, "the call ended without an answer", answered=answered)
 
     async def _unread(self, waited_s: float) -> bytes:
         """Return what has come after all: where this process stood still, it is late itself, and not the host.

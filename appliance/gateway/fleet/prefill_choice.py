@@ -17,13 +17,16 @@ tenant has four of them at most, which keep such an engine busy (``has_part``)."
 
 REST_S = 2.0
 """Seconds for which a host that was away or silent is not asked: each attempt costs a request up to 250 ms. One that
-let a prompt wait for longer than this, and computed nothing for anybody meanwhile, is not asked for as long again."""
-
+let a prompt wait for longer than this, and computed nothing for anybody meanwhile, is not asked for as long again. One
+that answers that it cannot compute a prompt is not asked for that tenant alone: the tenant's model may be at fault."""
 
 MAX_EMPTY_REST_S = 32.0
 """Longest rest, for a tenant's prompts, of a host that says that it has computed them and gives nothing to the store:
 its first such word costs a prompt 200 ms (``supervisor.fleet_seek.WAIT_S``), and each further one in a row doubles the
 rest from ``REST_S`` on."""
+
+REMEMBERED_S = 600.0
+"""Seconds after a tenant's last rest for which it is remembered how long that was."""
 
 
 def has_part(held: int, free: int) -> bool:
@@ -52,7 +55,11 @@ class _Load:
     of_tenants: Counter[str] = field(default_factory=Counter)
     """Calls of each tenant; a tenant without calls has no row."""
     empty: dict[str, _Empty] = field(default_factory=dict)
-    """By tenant: of those that share, of whose last computed prompt nothing came."""
+    """By tenant: of those that share, of whose last computed prompt nothing came, less than ``REMEMBERED_S`` ago."""
+    tenant_rests: dict[str, float] = field(default_factory=dict)
+    """By tenant the monotonic time until which the host is not asked for it; those that are over are removed."""
+    stalled: tuple[str, float] = ("", float("-inf"))
+    """Tenant that waited in vain last, and when it gave up."""
 
 
 @dataclass(slots=True)
@@ -96,9 +103,14 @@ class PrefillHosts:
             if not load.of_tenants[tenant]:
                 del load.of_tenants[tenant]
 
-    def rest(self, host: PrefillHost, now: float, seconds: float = REST_S) -> None:
-        """Ask a host no more for a while."""
-        self._load(host).rests_until = now + seconds
+    def rest(self, host: PrefillHost, now: float, seconds: float = REST_S, *, tenant: str = "") -> None:
+        """Ask a host no more for a while; for a ``tenant``'s prompts alone, where one is named."""
+        load = self._load(host)
+        if not tenant:
+            load.rests_until = now + seconds
+            return
+        load.tenant_rests = {name: until for name, until in load.tenant_rests.items() if until > now}
+        load.tenant_rests[tenant] = now + seconds
 
     def computed(self, host: PrefillHost, now: float) -> None:
         """Note that a host has computed a prompt."""
@@ -116,24 +128,31 @@ class PrefillHosts:
         if not nothing:
             load.empty.pop(tenant, None)
             return 0.0
-        empty = load.empty.setdefault(tenant, _Empty())
+        empty = load.empty.get(tenant, _Empty())
         if now < empty.until:  # Prompts that were under way together count once.
             return 0.0
+        load.empty = {name: one for name, one in load.empty.items() if now < one.until + REMEMBERED_S}
+        load.empty[tenant] = empty
         rest_s: float = min(MAX_EMPTY_REST_S, REST_S * 2 ** min(empty.count, 10))
         empty.until = now + rest_s
         empty.count += 1
         return rest_s
 
-    def late(self, host: PrefillHost, began: float, now: float) -> bool:
+    def late(self, host: PrefillHost, tenant: str, began: float, now: float) -> bool:
         """Note that a prompt was given up at its deadline though the host said that it works on it; returns whether the
         host rests now. It does where it has computed nothing for anybody in more than ``REST_S``: for as long as the
-        prompt has waited. So a host that stalls has half of the time at most, and a tenant whose deadlines are short
-        has no host rest for others."""
+        prompt has waited, for the tenant alone until another one waited in vain too. So a host that stalls has half of
+        the time at most, and a tenant whose prompts are long and whose deadlines are short has no host rest for others.
+        """
         waited, load = now - began, self._load(host)
-        stalls = waited >= REST_S and load.computed_at < began
-        if stalls:
-            self.rest(host, now, waited)
-        return stalls
+        if waited < REST_S or load.computed_at >= began:
+            return False
+        other, when = load.stalled
+        alone = other in ("", tenant) or when <= load.computed_at
+        if alone:
+            load.stalled = tenant, now
+        self.rest(host, now, waited, tenant=tenant if alone else "")
+        return True
 
     def in_flight(self, host: PrefillHost) -> tuple[int, int]:
         """Return the calls to a host that have not ended, and their tokens."""
@@ -145,7 +164,8 @@ class PrefillHosts:
 
     def _has_room(self, host: PrefillHost, tenant: str, now: float) -> bool:
         load = self._load(host)
-        return now >= load.rests_until and has_part(load.of_tenants[tenant], MAX_CALLS - load.calls)
+        rests_until = max(load.rests_until, load.tenant_rests.get(tenant, load.rests_until))
+        return now >= rests_until and has_part(load.of_tenants[tenant], MAX_CALLS - load.calls)
 
     def _is_empty(self, host: PrefillHost, tenant: str, now: float) -> bool:
         empty = self._load(host).empty.get(tenant)

@@ -34,8 +34,8 @@ PROGRESS_S = 0.1
 """Seconds between two messages while a prompt is computed: two may be late before the caller counts this host as
 silent (``prefill_call.SILENCE_S``)."""
 
-MAX_MESSAGE_BYTES = 8 << 20
-"""Bytes of a prompt: a million tokens of at most five bytes, and names."""
+MAX_MESSAGE_BYTES = 4 << 20
+"""Bytes of a prompt: a million tokens of at most three bytes, as ids below two million have, and names."""
 
 MAX_NAME_CHARS = 512
 """Characters of each name, id or digest in a message: longer than any that there is, and short enough for errors."""
@@ -46,9 +46,10 @@ STRANGER_MESSAGE_BYTES = 1 << 10
 MESSAGE_S = 5.0
 """Seconds for a prompt to arrive."""
 
-MAX_READING = 64
-"""Prompts that arrive at once: half a gigabyte of the longest. A host has part of them as a tenant has of places
-(``prefill_choice.has_part``), and none of the places in which prompts are computed until its prompt is there."""
+MAX_READING = 32
+"""Prompts that arrive at once, 128 MiB of the longest; each arrives in milliseconds. A host has part of them as a
+tenant has of places (``prefill_choice.has_part``), and none of the places in which prompts are computed until its
+prompt is there."""
 
 MAX_RUNS = 64
 """Prompts computed for other hosts at once; one more is refused as busy, and computed where it came from. A tenant has

@@ -109,8 +109,11 @@ def note_restored(outcome: Outcome, trace: RequestTrace, count: Callable[..., No
 class RunProgress:
     """Reports the progress of one run, over all its outputs, to the trace, the outcome and the engine visit."""
 
-    def __init__(self, visit: EngineVisit, outcome: Outcome, trace: RequestTrace) -> None:
-        self._visit = visit
+    def __init__(
+        self, visit: EngineVisit, outcome: Outcome, trace: RequestTrace, taken: Callable[[], None] = lambda: None
+    ) -> None:
+        """``taken`` is called when the engine has taken the request up, behind what the outcome notes of it."""
+        self._visit, self._taken = visit, taken
         self._outcome = outcome
         self._trace = trace
         self._began_ns = trace.now_ns()
@@ -126,6 +129,7 @@ class RunProgress:
         reported = stream.started or EngineStarted(stream.request, 0, 0)
         scheduled_ns = min(self._trace.now_ns(), self._began_ns + reported.queue_us * 1_000)
         outcome.take(reported)
+        self._taken()
         self._trace.end(Phase.QUEUE, at_ns=scheduled_ns)
         self._trace.begin(Phase.PREFILL, at_ns=scheduled_ns)
         return None if again else Started(outcome.input_tokens, outcome.cached_tokens)

@@ -279,7 +279,7 @@ class Session:
         except EngineFullError as error:
             raise UnavailableError("the engine's queue is full", retry_after_s=RETRY_AFTER_S) from error
         timer = asyncio.get_running_loop().call_later(max(0.0, life.until - time.monotonic()), _expire, streams)
-        progress = RunProgress(visit, life.outcome, life.trace)
+        progress = RunProgress(visit, life.outcome, life.trace, self._learn)
         make_text = partial(self._read_text, reservation) if self._reads else self._output_text
         texts: list[OutputText] = [make_text(choice) for choice in range(len(streams))]
         prompt = self._prompt_report(submit.token_ids, streams[0])
@@ -296,16 +296,18 @@ class Session:
             self._learn()
 
     def _learn(self) -> None:
-        """Tell who asks other hosts what the local engine has of the prompt now."""
+        """Tell who asks other hosts, once, what the local engine has of the prompt. Told when the request starts: of a
+        host of whose prompts nothing comes others would be computed for as long as the answer is written."""
         outcome, prefiller = self.life.outcome, self.life.dependencies.prefiller
-        if prefiller is not None and self._prompt is not None and outcome.started:
-            prefiller.learn(self._prompt)
-            if self._split:
-                again = self._prompt.recomputed_blocks(outcome.cached_tokens)
-                store_tokens = outcome.restored_tokens[KvTier.STORE]
-                prefiller.taken(self._prompt, store_tokens, again, gap=outcome.store_gap)
-                self.life.trace.annotate(split_recomputed_blocks=again)
-                self._split = False
+        if prefiller is None or self._prompt is None or not outcome.started:
+            return
+        prompt, self._prompt = self._prompt, None
+        prefiller.learn(prompt)
+        if self._split:
+            again = prompt.recomputed_blocks(outcome.cached_tokens)
+            store_tokens = outcome.restored_tokens[KvTier.STORE]
+            prefiller.taken(prompt, store_tokens, again, gap=outcome.store_gap)
+            self.life.trace.annotate(split_recomputed_blocks=again)
 
     def _public(self, engine: EngineLink, reservation: Reservation, submit: Submit) -> bytes:
         """Choose the public prefix that the request begins with in this engine; returns its key, empty for none."""

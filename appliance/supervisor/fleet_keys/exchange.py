@@ -177,7 +177,7 @@ class KeyExchange:
     def _write(self, peer: FleetMember, kind: EnvelopeKind, data: bytes) -> None:
         name = self._envelopes.to(peer, kind).name
         # One that is not written is lost like any other: the question is asked anew.
-        self._carrier.offer(name, memoryview(data), lambda _status: None, lambda: True)
+        self._carrier.offer(name, memoryview(data), lambda _status: None, lambda: True, owner="")
 
     def _reject(self, error: EnvelopeError) -> None:
         self.rejected += 1

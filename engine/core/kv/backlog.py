@@ -30,7 +30,8 @@ MAX_OF_ONE = MAX_FETCH_BLOCKS
 """Ids of one namespace that wait: those of a prompt of 128 Ki tokens in blocks of 16."""
 
 MAX_NOTED = 2 * MAX_OF_ONE
-"""Ids that wait in all: one namespace takes half of them at the most."""
+"""Ids that wait in all. A namespace takes more while it has less than is free: half of them where it is alone, and some
+are left for one that has none."""
 
 STALE_NS = 2_000_000_000
 """Time without anything that could be sent after which the supervisor lags too far: an engine that waits for a prefix
@@ -80,7 +81,7 @@ class Backlog:
         if not block_ids or mark_of(namespace) not in self._marks:
             return
         queue = self._waiting.setdefault(namespace, deque())
-        room = max(0, min(MAX_OF_ONE - len(queue), MAX_NOTED - self._count))
+        room = max(0, (MAX_NOTED - self._count - len(queue) + 1) // 2)
         # The first ones: what follows a gap is of no use to who reads a prompt from its beginning.
         queue.extend(block_ids[:room])
         self._count += min(room, len(block_ids))

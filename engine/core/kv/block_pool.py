@@ -198,10 +198,9 @@ class BlockPool:
 
     def touch(self, blocks: Sequence[int]) -> None:
         """Blocks of one prompt that can be found, in its order, were of use: those without a holder are evicted as if
-        they had been released now, the last one first."""
-        for block in blocks:
-            self.hold(block)
-        self.release([*blocks])
+        they had been released now, the last one first; so is what came from outside behind one of them."""
+        refs = self._refs
+        self._cached.refresh([block for block in blocks if not refs[block]], self._accounts)
 
     def adopt(self, block_id: bytes, owner: bytes, behind: bytes = b"") -> int | None:
         """Take a block for content that comes from outside, registered and without a holder; None when the id is known

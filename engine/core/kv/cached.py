@@ -66,6 +66,20 @@ class CachedBlocks:
         run.blocks[block] = None
         self._runs[block] = run
 
+    def refresh(self, blocks: list[int], owners: list[KvAccount]) -> None:
+        """Have these blocks of one prompt, in its order, be the youngest, its first one most of all. What is behind a
+        released one is so with it, so that a prompt that came whole costs as much as a block. ``owners``: account by
+        block."""
+        runs = self._runs
+        for block in reversed(blocks):
+            run = runs.get(block)
+            if run is None or run.first == block:
+                account = owners[block]
+                ages = self._shared if account.kept is None else account.kept
+                self._released += 1
+                ages[block] = self._released
+                ages.move_to_end(block)
+
     def remove(self, block: int, account: KvAccount) -> None:
         """The block is held, or free."""
         account.cached -= 1

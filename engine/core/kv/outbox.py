@@ -106,8 +106,9 @@ class Outbox:
 
     @property
     def owners(self) -> set[bytes]:
-        """Namespaces of what was sent, of what is being copied out, and of what was lost."""
-        return {*self.known, *(one.owner for one in self._leaving.values()), *self.lost_ns}
+        """Namespaces of what was sent or found, of what is being copied out, and of what was lost."""
+        leaving = (one.owner for one in self._leaving.values())
+        return {*self.known, *leaving, *(one.owner for one in self._found.values()), *self.lost_ns}
 
     def leaves(self, block_id: bytes, owner: bytes) -> bool:
         """Whether a block may leave and has not yet, or so long ago that other hosts do not find it any more."""
@@ -194,6 +195,8 @@ class Outbox:
         """Forget what was sent for an owner, and overwrite what is being copied out."""
         for block_id in [block_id for block_id, one in self.index.items() if one.owner == owner]:
             self.unlearn(block_id)
+        for block_id in [block_id for block_id, one in self._found.items() if one.owner == owner]:
+            del self._found[block_id]
         self.lost_ns.pop(owner, None)
         for departure in [one for one in self._leaving.values() if one.owner == owner]:
             del self._leaving[departure.block_id]

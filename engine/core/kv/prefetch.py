@@ -19,10 +19,9 @@ from isolation.ipc.spill import KvTier
 
 MAX_PREFETCHES = 16
 """Prompts at a time: with the requests that wait for other hosts' blocks (``spill.MAX_SEEKING``) three quarters of the
-fetches that the supervisor takes."""
-
-MAX_PREFETCHES_OF_ONE = 8
-"""Prompts of one namespace: as many as a host asks another for at once (``prefill_choice.MAX_CALLS``)."""
+fetches that the supervisor takes. One more of a namespace is taken while it has fewer than are free: half of them where
+it is alone, as many as a host asks another for at once (``prefill_choice.MAX_CALLS``), and a place is left for who has
+none."""
 
 MAX_BLOCKS = 256
 """Blocks of one fetch: 4,096 tokens in blocks of 16."""
@@ -134,7 +133,7 @@ class Prefetches:
     def begin(self, request: int, key: bytes, chain: Iterator[bytes], now_ns: int) -> None:
         """Take the blocks of a prompt from now on, where there is a place for it."""
         of_one = sum(one.key == key for one in self._prompts.values())
-        if request in self._prompts or len(self) >= MAX_PREFETCHES or of_one >= MAX_PREFETCHES_OF_ONE:
+        if request in self._prompts or of_one >= MAX_PREFETCHES - len(self):
             return
         if ids := tuple(chain):
             self._prompts[request] = _Prompt(

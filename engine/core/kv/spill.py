@@ -76,7 +76,8 @@ MAX_SEEKING = MAX_WAITING // 2
 waits for it leaves half of the places to requests whose blocks are here."""
 
 MAX_WAITING_OF_ONE = 8
-"""Requests of one namespace that wait at a time, so that its fetches do not delay all others."""
+"""Requests of one namespace that wait at a time, so that its fetches do not delay all others; and no more than are
+free, so that a place is left for who has none."""
 
 MAX_SHARED = 1_024
 """Namespaces for whose blocks other hosts are asked: twice as many as a fleet has."""
@@ -174,10 +175,10 @@ class SpillTier:
             return False
         if submit.prompt_logprobs >= 0 or not self.cache.knows(submit.adapter):  # The scheduler refuses the latter.
             return False
-        if len(self._waiting) >= MAX_WAITING or self._waiting_of(key) >= MAX_WAITING_OF_ONE:
+        if self._waiting_of(key) >= min(MAX_WAITING_OF_ONE, MAX_WAITING - len(self._waiting)):
             return False
         # What begins with a public prefix has another chain on each host; deterministic bits are this engine's own.
-        seeks = shared and not (submit.public or submit.deterministic) and self._num_seeking < MAX_SEEKING
+        seeks = shared and not (submit.public or submit.deterministic) and self._may_seek(key)
         sought = MAX_FETCH_BLOCKS if submit.coming else MAX_SOUGHT
         wanted = self._missing(submit, sought if seeks else 0)
         if not wanted:
@@ -356,9 +357,9 @@ class SpillTier:
         self.pool.touch(known)  # What comes shall not take the place of what it follows.
         return wanted
 
-    @property
-    def _num_seeking(self) -> int:
-        return sum(1 for one in self._waiting.values() if one.seeks)
+    def _may_seek(self, key: bytes) -> bool:
+        seeking = [one.key for one in self._waiting.values() if one.seeks]
+        return seeking.count(key) < MAX_SEEKING - len(seeking)
 
     def _waiting_of(self, key: bytes) -> int:
         return sum(1 for one in self._waiting.values() if one.key == key)

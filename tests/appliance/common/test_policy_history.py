@@ -143,3 +143,16 @@ def test_what_is_no_digest_has_no_version(tmp_path: Path, digest: str) -> None:
     with pytest.raises(ConfigError, match="digest of no policy"):
         PolicyHistory(tmp_path).record_unread(digest, 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_history_of_a_million_versions_goes_on(tmp_path: Path) -> None:
+    """The version behind number 999,999 is the newest, and those before it are still there and go when they are too
+    many."""
+    history = PolicyHistory(tmp_path)
+    history.record("ab" * 32, {"policy.yaml": "a"}, ("policy.yaml",), 1)
+    (first,) = (tmp_path / FOLDER).iterdir()
+    first.rename(first.with_name(first.name.replace("000001", "999999")))
+    for number in range(2):
+        assert history.record(f"{number:064x}", {"policy.yaml": str(number)}, ("policy.yaml",), number)
+    assert history.numbers() == [1_000_001, 1_000_000, 999_999]
+    assert history.read(1_000_001).files == {"policy.yaml": "1"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +13,7 @@ from appliance.common.checkpoint_status import CheckpointStatus, from_wire, to_w
 from appliance.common.control_checkpoints import CheckpointState
 from appliance.gateway.telemetry import names
 from appliance.gateway.watch.checkpoints import Checkpoints
+from appliance.supervisor.boot import BootPlan
 from appliance.supervisor.checkpoint_state import COMPARES, checkpoint_state
 from appliance.supervisor.warm import WarmStarts
 from isolation.gvisor.checkpoint import ACCOUNT, Label, open_store
@@ -122,6 +124,8 @@ def test_what_failed_for_one_model_is_not_told_of_another(warm: WarmStarts) -> N
     assert found[MODEL].problem.startswith("a checkpoint of 9000 MiB")
     assert found[ENGINE].problem.startswith("not made yet")
     assert found["engine", "small"].problem.startswith("not made yet")
+    warm.leave([cast(BootPlan, SimpleNamespace(name="engine-large", role_name=MODEL[0], model=MODEL[1]))])
+    assert not warm.problems, "another model of this name has other reasons"
 
 
 def test_an_account_that_nobody_wrote_ends_nothing(warm: WarmStarts) -> None:

@@ -41,7 +41,7 @@ TAGS = tuple(bytes([number]) * 32 for number in range(len(HOSTS)))
 class Store(OwnedStore):
     """A store that drops what it is told to."""
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Forget a value."""
         self.values.pop(name, None)
 
@@ -376,7 +376,7 @@ def test_a_seeker_passes_over_what_nobody_waits_for(fleet: Fleet, monkeypatch: p
 
 def test_a_seeker_answers_each_fetch_to_its_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one fetch asks for comes in order from the place where the engine's own blocks ended, with a block without
-    content where the first is absent; a second fetch is answered after it."""
+    content where the first is absent; a second fetch is answered too."""
     monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)  # The machine may be busy.
     one, two, _ = fleet.hosts
     kept(one, one.space())
@@ -386,15 +386,16 @@ def test_a_seeker_answers_each_fetch_to_its_end(fleet: Fleet, monkeypatch: pytes
     try:
         found = list[Fetched]()
         assert seeker.ask(Fetch(1, two.space(), BLOCKS, SIZE), 1) and seeker.ask(Fetch(2, bytes(32), BLOCKS, SIZE), 0)
-        while not found or found[-1].request != 2:
+        while sum(not one.content for one in found) < 2:
             assert rung.wait(10)
             rung.clear()
             found += seeker.take()
     finally:
         seeker.close()
     store = KvTier.STORE
-    assert found[:2] == [Fetched(1, 1, data(1), store), Fetched(1, 2, data(2), store)]
-    assert [(one.request, one.index, one.content) for one in found[2:]] == [(1, 3, b""), (2, 0, b"")]
+    first, second = ([one for one in found if one.request == number] for number in (1, 2))
+    assert first[:2] == [Fetched(1, 1, data(1), store), Fetched(1, 2, data(2), store)]
+    assert [(one.request, one.index, one.content) for one in (*first[2:], *second)] == [(1, 3, b""), (2, 0, b"")]
     assert two.figures.fleet_absent == 1, "a block of nobody who shares does not count"
 
 

@@ -14,16 +14,18 @@ from appliance.common.control import LEAVES, SHARED, Control, Namespaces
 from appliance.common.errors import AccountNameError
 from appliance.common.kv_store_state import FLEET_SHREDS, FLEET_STATE, FleetKeyState
 from appliance.supervisor.fleet_keys import keeper
+from appliance.supervisor.fleet_keys.exchange import KeyExchange
 from appliance.supervisor.fleet_share import FleetShare
 from appliance.supervisor.kv_carrier import KvCarrier
 from appliance.supervisor.namespaces import Namespace
 from appliance.supervisor.spill_service import Vault
 from appliance.supervisor.spill_store import SpillStore
-from appliance.supervisor.spill_tiers import SpillLimits
+from appliance.supervisor.spill_tiers import SpillFigures, SpillLimits
 from isolation.ipc.messages import Role
 from isolation.ipc.spill import Forget, Share, mark_of
 from isolation.keys.keyring import Keyring
 from tests.appliance.supervisor.fleet_keys.fleets import joined
+from tests.appliance.supervisor.fleet_keys.test_exchange import OwnedStore
 from tests.isolation.ipc.wire import Wire, connect
 
 LIMITS = SpillLimits(1 << 20, store=1 << 20, store_seconds=600)
@@ -51,7 +53,13 @@ async def test_a_generation_is_a_namespace_and_ends_with_a_death(
     monkeypatch.setattr(keeper, "LOOK_S", 0.05)
     keyring, way = Keyring(tmp_path / "keys", os.urandom(32)), KvCarrier(tmp_path / "nobody", 60)
     store, namespace = SpillStore(LIMITS, keyring), Namespace()
-    fleet = FleetShare(joined(tmp_path)[0], KvCarrier(tmp_path / "nobody", 60), LIMITS, store.figures)
+    fleet = FleetShare(
+        joined(tmp_path)[0],
+        KvCarrier(tmp_path / "nobody", 60),
+        KvCarrier(tmp_path / "nobody", 60),
+        LIMITS,
+        store.figures,
+    )
     vault = Vault(keyring, store, namespace, set(), way, fleet)
     told, entries = list[Control](), list[Entry]()
     vault.publish, vault.on_export = lambda message, _fds: not told.append(message), entries.append
@@ -97,7 +105,13 @@ def test_a_name_that_no_policy_has_leaves_nothing_behind(tmp_path: Path) -> None
     which it is dropped, and nothing has changed. What the next gateway says holds (control)."""
     keyring = Keyring(tmp_path / "keys", os.urandom(32))
     store = SpillStore(LIMITS, keyring)
-    fleet = FleetShare(joined(tmp_path)[0], KvCarrier(tmp_path / "nobody", 60), LIMITS, store.figures)
+    fleet = FleetShare(
+        joined(tmp_path)[0],
+        KvCarrier(tmp_path / "nobody", 60),
+        KvCarrier(tmp_path / "nobody", 60),
+        LIMITS,
+        store.figures,
+    )
     vault = Vault(keyring, store, Namespace(), set(), KvCarrier(tmp_path / "nobody", 60), fleet)
     entries = list[Entry]()
     vault.on_export = entries.append
@@ -113,3 +127,27 @@ def test_a_name_that_no_policy_has_leaves_nothing_behind(tmp_path: Path) -> None
     finally:
         vault.close()
         keyring.close()
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_keys_wait_for_no_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    """The way on which engines ask for blocks, and send some, does not serve: the host gets the fleet's keys all the
+    same, by a way of their own. Control: where that does not serve either, it gets none."""
+    for name in ("LOOK_S", "TURN_S"):
+        monkeypatch.setattr(keeper, name, 0.02)
+    server, member, *_ = joined(tmp_path)
+    keys = OwnedStore()
+    blocks, figures = KvCarrier(tmp_path / "nobody", 60), SpillFigures()
+    fleet = FleetShare(member, blocks, keys if there else blocks, LIMITS, figures)  # type: ignore[arg-type]
+    exchange = KeyExchange(server, keys)
+    exchange.share(())
+    fleet.start()
+    try:
+        for _ in range(100):
+            await asyncio.to_thread(exchange.turn)
+            await asyncio.sleep(0.02)
+            if fleet.figures[FLEET_STATE] == FleetKeyState.HELD:
+                break
+        assert (fleet.figures[FLEET_STATE] == FleetKeyState.HELD) is there
+    finally:
+        await asyncio.to_thread(fleet.close)

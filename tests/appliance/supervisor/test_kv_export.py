@@ -109,7 +109,7 @@ def test_the_gateway_is_told_whether_the_store_serves(keyring: Keyring, monkeypa
             assert told[-1].fields == {"what": "withdrawn", "tenant": "alpha", "count": 3}
             full: list[ObjectStatus] = []
             for number in range(2):
-                assert way.offer(bytes([number]) * 32, memoryview(bytes(3 << 20)), full.append)
+                assert way.offer(bytes([number]) * 32, memoryview(bytes(3 << 20)), full.append, owner=str(number))
             wait_for(KvStoreState.REFUSES)
             wait_for(KvStoreState.SERVES)
             running.process.kill()

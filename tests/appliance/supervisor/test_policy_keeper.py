@@ -80,3 +80,43 @@ async def test_a_policy_that_is_replaced_at_once_is_not_missing(tmp_path: Path) 
     assert found[2].files == {"policy.yaml": TENANT % "c"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_policy_that_comes_back_behind_an_unread_one_is_the_newest(tmp_path: Path) -> None:
+    """A policy is in force, another replaces it and is itself replaced by the first one before its file was read: the
+    history ends with the one that is in force, with its text. Control: the one in between is there by its digest."""
+    path, history = tmp_path / "policy.yaml", PolicyHistory(tmp_path)
+    keeper, digests = PolicyKeeper(path, history), []
+    for name in "ab":
+        path.write_text(TENANT % name)
+        digests.append(load_policy(read_sources(path)).digest)
+    path.write_text(TENANT % "a")
+    task = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(10):
+        for count, reported in ((1, digests[:1]), (3, [digests[1], digests[0]])):
+            for digest in reported:
+                keeper.note(report(digest))
+            while len(history.numbers()) < count:
+                await asyncio.sleep(0.01)
+    found = [history.read(number) for number in (1, 2, 3)]
+    assert [(one.digest, one.unread) for one in found] == [(digests[0], False), (digests[1], True), (digests[0], False)]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_is_no_digest_leaves_no_file(tmp_path: Path) -> None:
+    """A gateway that was taken over reports what is no digest of a policy: nothing is kept of it, neither a file that
+    nobody lists or removes nor one elsewhere. A digest is kept (control)."""
+    path, history = tmp_path / "policy.yaml", PolicyHistory(tmp_path)
+    keeper = PolicyKeeper(path, history)
+    path.write_text(TENANT % "a")
+    task = asyncio.create_task(keeper.run())
+    for one in ("x" * 64, "ab" * 31, "AB" * 32, "../../..", "ab/cd", ""):
+        keeper.note(report(one))
+    keeper.note(report("ab" * 32))
+    async with asyncio.timeout(10):
+        while not history.numbers():
+            await asyncio.sleep(0.01)
+    assert [one.name for one in (tmp_path / "policies").iterdir()] == ["000001-abababababab-unread.json"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

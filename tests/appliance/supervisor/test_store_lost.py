@@ -4,6 +4,7 @@ and is written later."""
 from __future__ import annotations
 
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from appliance.common.carrier_wire import ObjectStatus
 from appliance.common.kv_store_state import KvStoreState
-from appliance.supervisor import fleet_seek, kv_carrier
+from appliance.supervisor import fleet_seek, kv_carrier, kv_queue
 from appliance.supervisor.fleet_kv import FleetKv
 from appliance.supervisor.fleet_seek import FleetSeeker
 from appliance.supervisor.kv_carrier import KvCarrier
@@ -62,6 +63,24 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+def way_to(folder: Path) -> KvCarrier:
+    """A way for blocks in common to the carrier of a folder."""
+    return KvCarrier(folder / "c", 600, names_recur=True)
+
+
+def untold(way: KvCarrier) -> list[bytes]:
+    """Names to drop that nobody has taken."""
+    return list(way._queue.untold)
+
+
+def command(folder: Path, *words: str) -> None:
+    """Have the store of a folder do something."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(folder / "store.sock"))
+        peer.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(one), one.encode()) for one in words))
+        assert peer.recv(64) == b"+OK\r\n"
+
+
 def shared(fleet: Fleet, way: KvCarrier) -> tuple[FleetKv, SpillFigures]:
     """Blocks in common over a real way to a store, with the keys of the first host."""
     host, figures = fleet.hosts[0], SpillFigures()
@@ -78,7 +97,7 @@ def test_a_store_that_was_killed_and_begun_anew_is_noticed(fleet: Fleet, folder:
     space, told = fleet.hosts[0].space(), list[bool]()
     absent = tuple(bytes([90 + number]) * 16 for number in range(2))
     with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
-        way = KvCarrier(folder / "c", 600)
+        way = way_to(folder)
         kv, figures = shared(fleet, way)
         heard = Heard(kv)
 
@@ -126,7 +145,7 @@ def test_what_was_offered_while_the_store_was_away_is_sent_again(fleet: Fleet, f
     host, told = fleet.hosts[0], list[set[bytes]]()
     space, other = host.space(), host.space("beta")
     with carrier(folder / "c", f"unix:{folder / 'store.sock'}"):
-        way = KvCarrier(folder / "c", 600)
+        way = way_to(folder)
         kv, figures = shared(fleet, way)
 
         def look(_lost: bool) -> None:
@@ -156,7 +175,7 @@ def test_a_late_answer_keeps_nothing_from_being_written(
     monkeypatch.setattr(kv_carrier, "RETRY_S", 60.0)
     with store(folder) as running:
         with carrier(folder / "c", running.address):
-            way = KvCarrier(folder / "c", 600)
+            way = way_to(folder)
             kv, figures = shared(fleet, way)
             kv.keep(space, BLOCKS[0], LIFE, data(0))
             wait_for(lambda: figures.fleet_stored == 1)
@@ -174,26 +193,29 @@ def test_a_late_answer_keeps_nothing_from_being_written(
         way.close()
 
 
-def test_a_full_queue_is_told_to_the_namespace_that_filled_it(
+def test_a_tenant_leaves_room_to_others_among_what_waits_to_be_written(
     fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenant sends more than may wait for the store: engines are to send its blocks again, and not those of another
-    tenant, all of which came. Control: the other's block beyond the bound is told of it."""
+    """A tenant sends more than may wait for the store: it has half of the room, engines are told to send the rest of
+    its blocks again, and the block of another tenant that comes behind it is written. Control: the other's block beyond
+    its own part is told of it."""
     host = fleet.hosts[0]
     greedy, other = host.space(), host.space("beta")
-    monkeypatch.setattr(kv_carrier, "MAX_PUTS", 2)
+    monkeypatch.setattr(kv_queue, "MAX_PUTS", 4)
     with store(folder) as running, carrier(folder / "c", running.address):
-        way = KvCarrier(folder / "c", 600)
+        way = way_to(folder)
         kv, figures = shared(fleet, way)
         running.process.send_signal(signal.SIGSTOP)
         wait_for(lambda: bool(kv.keep(other, BLOCKS[0], LIFE, data(0))) and not way._queue)
         for number in range(4):
             kv.keep(greedy, BLOCKS[number], LIFE, data(number))
-        assert kv.take_unwritten() == {greedy}
+        assert (kv.take_unwritten(), kv.count("alpha")) == ({greedy}, 2)
         kv.keep(other, BLOCKS[1], LIFE, data(1))
+        assert (kv.take_unwritten(), kv.count("beta")) == (set(), 2)
+        kv.keep(other, BLOCKS[2], LIFE, data(2))
         assert kv.take_unwritten() == {other}
         running.process.send_signal(signal.SIGCONT)
-        wait_for(lambda: figures.fleet_stored == 3)
+        wait_for(lambda: figures.fleet_stored == 4)
         way.close()
 
 
@@ -202,9 +224,9 @@ def test_a_fetch_that_nobody_waits_for_ends_between_two_blocks(fleet: Fleet, fol
     question is answered as any other, and the store does not count as away. Control: wanted, all come."""
     names = [bytes([number]) * 32 for number in range(16)]
     with store(folder) as running, carrier(folder / "c", running.address):
-        way, done = KvCarrier(folder / "c", 600), list[ObjectStatus]()
+        way, done = way_to(folder), list[ObjectStatus]()
         for name in names:
-            assert way.offer(name, memoryview(bytes(64 << 10)), done.append)
+            assert way.offer(name, memoryview(bytes(64 << 10)), done.append, owner="t")
         wait_for(lambda: done == [ObjectStatus.OK] * 16)
         asked = list[None]()
 
@@ -256,3 +278,123 @@ def test_a_seeker_drops_what_nobody_waits_for(fleet: Fleet, monkeypatch: pytest.
     finally:
         seeker.close()
     assert one.figures.fleet_absent == 0
+
+
+def test_what_is_written_anew_is_not_dropped_by_an_earlier_word(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block is dropped while the store is away, and written again when it is back: the word that nobody took then is
+    not told behind it, and all hosts find the block. Control: another block that was dropped with it, and not written
+    again, is told and gone from a store that still had it."""
+    monkeypatch.setattr(kv_carrier, "PROBE_S", 60.0)
+    space = fleet.hosts[0].space()
+    with carrier(folder / "c", f"unix:{folder / 'store.sock'}"), store(folder) as running:
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        for number in range(3):
+            kv.keep(space, BLOCKS[number], LIFE, data(number))
+        wait_for(lambda: figures.fleet_stored == 3)
+        running.process.send_signal(signal.SIGSTOP)
+        assert kv.drop("alpha") == 3
+        wait_for(lambda: len(untold(way)) == 3)
+        running.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: bool(kv.keep(space, BLOCKS[0], LIFE, data(0))) and figures.fleet_stored == 4)
+        wait_for(lambda: not untold(way) and len(kv.find(space, BLOCKS[1:2], LIFE, SIZE).contents) == 0)
+        assert kv.find(space, BLOCKS, LIFE, SIZE).contents == [data(0)]
+        way.close()
+
+
+def test_a_block_that_waits_is_withdrawn_from_the_store_too(fleet: Fleet, folder: Path, patient: None) -> None:
+    """An engine calls a block wrong while its own copy waits to be written and the store has one that came before: that
+    one goes too, or all hosts would find what is wrong. Control: a block beside it stays."""
+    space = fleet.hosts[0].space()
+    with store(folder) as running, carrier(folder / "c", running.address):
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        for number in range(2):
+            kv.keep(space, BLOCKS[number], LIFE, data(number))
+        wait_for(lambda: figures.fleet_stored == 2)
+        kv.absent(space, BLOCKS[:1], LIFE, lacks=True)  # As where another host has written it.
+        running.process.send_signal(signal.SIGSTOP)
+        kv.keep(space, BLOCKS[2], LIFE, data(2))
+        wait_for(lambda: not way._queue)
+        kv.keep(space, BLOCKS[0], LIFE, data(0))
+        kv.withdraw(space, BLOCKS[0], LIFE)
+        running.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: figures.fleet_stored == 3)
+        wait_for(lambda: kv.find(space, BLOCKS[:1], LIFE, SIZE).contents == [])
+        assert kv.find(space, BLOCKS[1:3], LIFE, SIZE).contents == [data(1), data(2)]
+        way.close()
+
+
+def test_a_size_that_no_block_has_takes_the_store_from_nobody(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine asks for a block of another size than it has, again and again, which it alone decides: others' blocks
+    are found at once, and the store counts as serving. Control: what it asks for does not come."""
+    space = fleet.hosts[0].space()
+    with store(folder) as running, carrier(folder / "c", running.address):
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        for number in range(3):
+            kv.keep(space, BLOCKS[number], LIFE, data(number))
+        wait_for(lambda: figures.fleet_stored == 3)
+        for _ in range(20):
+            assert kv.find(space, BLOCKS[1:], LIFE, SIZE - 1).contents == []
+            assert kv.find(space, BLOCKS[:1], LIFE, SIZE).contents == [data(0)]
+            assert way.state is KvStoreState.SERVES
+        way.close()
+
+
+def test_what_a_store_refuses_is_sent_again_once_it_does_not(fleet: Fleet, folder: Path, patient: None) -> None:
+    """A store that has no memory refuses a block: its namespace is told, and not before the store has refused nothing
+    for a while. Control: of another namespace, whose block came, nothing is told."""
+    host = fleet.hosts[0]
+    space, other = host.space(), host.space("beta")
+    with store(folder, "--maxmemory-policy", "noeviction") as running, carrier(folder / "c", running.address):
+        way = way_to(folder)
+        kv, figures = shared(fleet, way)
+        kv.keep(other, BLOCKS[0], LIFE, data(0))
+        wait_for(lambda: figures.fleet_stored == 1)
+        command(folder, "CONFIG", "SET", "maxmemory", "1")
+        kv.keep(space, BLOCKS[0], LIFE, data(0))
+        wait_for(lambda: figures.store_lost == 1)
+        assert way.refuses and kv.take_unwritten(refused=not way.refuses) == set()
+        command(folder, "CONFIG", "SET", "maxmemory", "0")
+        assert kv.take_unwritten() == {space}
+        way.close()
+
+
+def test_fetches_of_tenants_have_turns(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant has three fetches of four blocks, each of which takes a question; another's comes behind them and is
+    asked for in turns with the first, so that its blocks do not wait for those of all three. All of all come, each
+    fetch in the order of its blocks (control)."""
+    monkeypatch.setattr(fleet_seek, "LINE_S", 60.0)
+    one, asked, found = fleet.hosts[0], list[bytes](), list[Fetched]()
+    greedy, other, plain = one.space(), one.space("beta"), one.kv.find
+    for space in (greedy, other):
+        for number in range(4):
+            one.kv.keep(space, BLOCKS[number], LIFE, data(number))
+
+    def find(namespace, blocks, *more):  # type: ignore[no-untyped-def]  # as FleetKv.find
+        asked.append(namespace)
+        return plain(namespace, blocks[:1], *more)
+
+    monkeypatch.setattr(one.kv, "find", find)
+    rung = threading.Event()
+    seeker = FleetSeeker(one.kv, LIFE, rung.set, "engine")
+    for number, space in enumerate((greedy, greedy, greedy, other)):
+        assert seeker.ask(Fetch(number + 1, space, BLOCKS, SIZE), 0)
+    seeker.start()
+    try:
+        while len(found) < 16:
+            assert rung.wait(30)
+            rung.clear()
+            found += seeker.take()
+    finally:
+        seeker.close()
+    assert asked == [greedy, other] * 4 + [greedy] * 8
+    for number in range(1, 5):
+        assert [(two.index, two.content) for two in found if two.request == number] == [
+            (place, data(place)) for place in range(4)
+        ]

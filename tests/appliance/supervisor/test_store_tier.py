@@ -67,7 +67,13 @@ class HostileStore:
         return [(ObjectStatus.OK, body) if body else (ObjectStatus.ABSENT, b"") for body in told]
 
     def offer(
-        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+        self,
+        name: bytes,
+        body: memoryview,
+        done: Callable[[ObjectStatus], None],
+        _wanted: Callable[[], bool],
+        *,
+        owner: str,
     ) -> bool:
         """Keep an object; it is written when ``settle`` is called."""
         if self.away:
@@ -83,7 +89,7 @@ class HostileStore:
             done(ObjectStatus.OK)
         self._done.clear()
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Note a drop, and keep the object all the same."""
         self.dropped.add(name)
 
@@ -194,10 +200,10 @@ def test_what_is_withdrawn_is_not_found_while_it_is_released_in_steps(
     offer, drop, clock = hostile.offer, hostile.drop, [0.0]
 
     def offer_and_note(
-        name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], still: Callable[[], bool]
+        name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], still: Callable[[], bool], *, owner: str
     ) -> bool:
         wanted.append(still)
-        return offer(name, body, done, still)
+        return offer(name, body, done, still, owner=owner)
 
     def drop_slowly(name: bytes) -> None:
         clock[0] += 0.001
@@ -350,7 +356,7 @@ def test_a_real_store_has_the_blocks_and_nothing_in_clear(keyring: Keyring, tmp_
             assert list(kept.get_many([binding(number) for number in range(41)])) == blocks
             assert (kept.figures.restored, kept.figures.store_restored) == (41, 40)
             control: list[ObjectStatus] = []
-            assert way.offer(bytes(32), memoryview((plain * 40)[:SIZE]), control.append)
+            assert way.offer(bytes(32), memoryview((plain * 40)[:SIZE]), control.append, owner="control")
             wait_until(lambda: control == [ObjectStatus.OK])
             pids = (running.process.pid, process.pid)
             assert [count_in_memory(pid, canary) for pid in pids] == [0, 0]

@@ -286,6 +286,9 @@ def test_a_prompt_of_more_tokens_than_any_engine_takes_is_not_read() -> None:
     most = MAX_TOKENS_PER_REQUEST
     few, many = (pb.ComputeRequest(token_ids=array("I", [1]) * count) for count in (most, most + 1))
     assert many.ByteSize() < MAX_MESSAGE_BYTES
+    large = pb.ComputeRequest(token_ids=array("I", [(1 << 21) - 1]) * most)
+    assert large.ByteSize() < MAX_MESSAGE_BYTES, "ids of the largest vocabularies have three bytes"
+    assert MAX_MESSAGE_BYTES * prefill_service.MAX_READING <= 128 << 20
     assert len(prefill_service._asked(few, 1.0).token_ids) == most
     with pytest.raises(ValueError, match="tokens"):
         prefill_service._asked(many, 1.0)
@@ -475,3 +478,46 @@ async def test_a_request_is_served_whatever_becomes_of_its_prompt(prefilling: Pr
     assert (await served(long)).input_tokens == 190
     await served(IDS[:40])
     assert sum(prefilling.asked[f"{names.SPLIT_ASKED}:{one}"] for one in OUTCOMES) == 1
+
+
+async def test_what_came_of_a_prompt_is_told_when_its_request_starts(prefilling: Prefilling, stage: Stage) -> None:
+    """A prompt that another host says to have computed, and of which the local engine has nothing: that is told once,
+    as soon as the engine has taken the request up, while the answer is still written. Before, nothing is (control)."""
+    told = list[object]()
+
+    class Elsewhere:
+        """Says that each prompt is computed."""
+
+        def wants(self, _prompt: SplitPrompt) -> bool:
+            """All are long."""
+            return True
+
+        async def compute(self, _prompt: SplitPrompt, begun: Callable[[], None]) -> str:
+            """Compute nothing."""
+            begun()
+            return "computed"
+
+        def learn(self, prompt: SplitPrompt) -> None:
+            """Note the prompt's length."""
+            told.append(len(prompt.token_ids))
+
+        def taken(self, _prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
+            """Note what came."""
+            told.append((store_tokens, recomputed_blocks, gap))
+
+    stage.dependencies.prefiller = Elsewhere()
+    pair = stage.boot()
+
+    async def events() -> list[Any]:
+        prompt = TokenPrompt(array("I", [3] * 160))
+        return [one async for one in stage.session(prompt=prompt, max_tokens=2).run()]
+
+    task = asyncio.ensure_future(events())
+    submit = await hear(pair, Submit)
+    assert submit.coming and told == []
+    say(pair, submit.request, 7, started=True)
+    await until(lambda: told == [160, (0, 10, False)])
+    assert not task.done()
+    say(pair, submit.request, 8, finish=Finish.LENGTH)
+    await task
+    assert len(told) == 2

@@ -94,16 +94,35 @@ def test_a_tenant_leaves_places_to_others() -> None:
 
 
 def test_a_host_that_stalls_rests_for_as_long_as_it_was_waited_for() -> None:
-    """A host that said that it works, and computed nothing for anybody in ten seconds, is not asked for ten seconds:
-    half of the time at most is lost to it. Controls: one that computed another prompt meanwhile is asked again at once,
-    and so is one of which a tenant with a short deadline was told nothing."""
+    """A host that said that it works, and computed nothing for anybody in ten seconds, is not asked for the tenant for
+    ten seconds, and for nobody once another tenant waited in vain as well: half of the time at most is lost to it.
+    Controls: a tenant whose prompts alone take too long has it rest for no other; one that computed another prompt
+    meanwhile is asked again at once, and so is one of which a tenant with a short deadline was told nothing."""
     hosts, address = PrefillHosts(HOSTS[:1]), HOSTS[0].address
-    assert hosts.late(HOSTS[0], 0.0, 10.0)
-    assert [hosts.choose(address, "t", now) for now in (10.0, 19.9, 20.0)] == [None, None, HOSTS[0]]
-    hosts.computed(HOSTS[0], 25.0)
-    assert not hosts.late(HOSTS[0], 20.0, 30.0)
-    assert not hosts.late(HOSTS[0], 30.0, 30.0 + REST_S / 2)
-    assert hosts.choose(address, "t", 31.0) is HOSTS[0]
+    for began in (0.0, 10.0):
+        assert hosts.late(HOSTS[0], "t", began, began + 10.0)
+        assert [hosts.choose(address, "t", began + now) for now in (10.0, 19.9, 20.0)] == [None, None, HOSTS[0]]
+        assert hosts.choose(address, "other", began + 10.0) is HOSTS[0]
+    assert hosts.late(HOSTS[0], "other", 20.0, 30.0)
+    assert [hosts.choose(address, "third", now) for now in (30.0, 39.9, 40.0)] == [None, None, HOSTS[0]]
+    hosts.computed(HOSTS[0], 45.0)
+    assert not hosts.late(HOSTS[0], "t", 40.0, 50.0)
+    assert not hosts.late(HOSTS[0], "t", 50.0, 50.0 + REST_S / 2)
+    assert hosts.choose(address, "t", 51.0) is HOSTS[0]
+    assert hosts.late(HOSTS[0], "t", 50.0, 60.0) and hosts.choose(address, "other", 60.0) is HOSTS[0]
+
+
+def test_tenants_that_leave_are_not_remembered() -> None:
+    """What a host is told of a thousand tenants, one after the other, is forgotten some time after their rests.
+    Control: a row of failures goes on until then."""
+    hosts = PrefillHosts(HOSTS[:1])
+    load = hosts._load
+    for number in range(1_000):
+        now = 100.0 * number
+        assert hosts.taken(HOSTS[0], f"t{number}", now, nothing=True) == REST_S
+        assert hosts.taken(HOSTS[0], f"t{number}", now + REST_S, nothing=True) == 2 * REST_S
+        hosts.rest(HOSTS[0], now, tenant=f"t{number}")
+    assert len(load(HOSTS[0]).empty) < 10 and len(load(HOSTS[0]).tenant_rests) < 10
 
 
 def test_what_the_engine_had_is_known_by_tenant_and_model() -> None:

@@ -43,7 +43,13 @@ class OwnedStore:
         ]
 
     def offer(
-        self, name: bytes, body: memoryview, done: Callable[[ObjectStatus], None], _wanted: Callable[[], bool]
+        self,
+        name: bytes,
+        body: memoryview,
+        done: Callable[[ObjectStatus], None],
+        _wanted: Callable[[], bool],
+        *,
+        owner: str,
     ) -> bool:
         """Keep a value."""
         self.values[name] = bytes(body)
@@ -51,7 +57,7 @@ class OwnedStore:
         done(ObjectStatus.OK)
         return True
 
-    def drop(self, name: bytes) -> None:
+    def drop(self, name: bytes, *, later: bool = False) -> None:
         """Nothing is dropped here."""
         raise AssertionError("an exchange drops nothing")
 

@@ -349,8 +349,8 @@ def test_a_turn_copies_a_bounded_number_of_bytes() -> None:
 
 
 def test_what_waits_is_bounded_for_all_and_for_one() -> None:
-    """A namespace has half of the places at the most, all have no more than there are; the first blocks of a prompt
-    have them, and what found none is counted. A namespace that was not named has none."""
+    """A namespace has half of the places where it is alone, and each further one half of what is left; the first blocks
+    of a prompt have them, and what found none is counted. A namespace that was not named has none."""
     backlog = Backlog()
     ids = [at.to_bytes(3, "big") for at in range(MAX_OF_ONE + 10)]
     backlog.note(namespace(1), ids)
@@ -358,12 +358,14 @@ def test_what_waits_is_bounded_for_all_and_for_one() -> None:
     for number in (1, 2, 3):
         backlog.begin(mark_of(namespace(number)))
         backlog.note(namespace(number), ids)
-    assert (len(backlog), backlog.left_out) == (MAX_NOTED, 20 + len(ids))
+    parts = [MAX_OF_ONE, MAX_OF_ONE // 2, MAX_OF_ONE // 4]
+    left_out = 3 * len(ids) - sum(parts)
+    assert (len(backlog), backlog.left_out) == (sum(parts), left_out)
     backlog.end(mark_of(namespace(1)))
-    assert len(backlog) == MAX_OF_ONE
+    assert len(backlog) == sum(parts[1:])
     backlog.begin_turn(1_000_000_000)
     assert backlog.first() == (namespace(2), ids[0])
-    assert backlog.take_left_out() == 20 + len(ids) and backlog.take_left_out() == 0
+    assert backlog.take_left_out() == left_out and backlog.take_left_out() == 0
 
 
 def test_what_cannot_be_sent_for_long_is_left_out() -> None:
@@ -381,3 +383,19 @@ def test_what_cannot_be_sent_for_long_is_left_out() -> None:
     backlog.begin_turn(10**10 + 6 * STALE_NS)
     backlog.delay()
     assert (len(backlog), backlog.left_out, backlog.first()) == (0, 2, None)
+
+
+def test_who_comes_behind_greedy_tenants_has_a_place() -> None:
+    """Two namespaces note more blocks than may wait in all: one has half of the room where it is alone, and a third
+    that comes behind both has all blocks of its prompt noted. What is beyond is counted as left out (control)."""
+    backlog = Backlog()
+    for number in (1, 2, 3):
+        backlog.begin(mark_of(namespace(number)))
+    ids = [number.to_bytes(16, "little") for number in range(MAX_NOTED)]
+    backlog.note(namespace(1), ids)
+    assert len(backlog) == MAX_OF_ONE
+    backlog.note(namespace(2), ids)
+    before, left_out = len(backlog), backlog.left_out
+    assert before + left_out == 2 * MAX_NOTED
+    backlog.note(namespace(3), ids[:1_000])
+    assert (len(backlog) - before, backlog.left_out) == (1_000, left_out)

@@ -12,15 +12,7 @@ from engine.core.engine import Engine
 from engine.core.kv import prefetch, spill
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.outbox import Sent
-from engine.core.kv.prefetch import (
-    AGAIN_NS,
-    ANSWER_NS,
-    LIFE_NS,
-    MAX_CLAIMED,
-    MAX_PREFETCHES,
-    MAX_PREFETCHES_OF_ONE,
-    Prefetches,
-)
+from engine.core.kv.prefetch import AGAIN_NS, ANSWER_NS, LIFE_NS, MAX_CLAIMED, MAX_PREFETCHES, Prefetches
 from isolation.ipc.errors import RingFull
 from isolation.ipc.kv import WHOLE_POOL, KvQuota, KvQuotas
 from isolation.ipc.messages import Role
@@ -255,15 +247,15 @@ def test_prompts_that_are_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
     few = Prefetches(1 << 10, lambda _id: False, send, lambda _key, _taken: 1_000, *IDLE)
     assert [begun(few, key, 100 * place) for place, key in enumerate((b"a", b"b", b"c"))] == [
-        MAX_PREFETCHES_OF_ONE,
-        MAX_PREFETCHES - MAX_PREFETCHES_OF_ONE,
-        0,
+        MAX_PREFETCHES // 2,
+        MAX_PREFETCHES // 4,
+        MAX_PREFETCHES // 8,
     ]
     few.end(0)
     few.end(12345)
     assert begun(few, b"c", 500) == 1
     few.begin(600, b"d", iter(()), 0)
-    assert len(few) == MAX_PREFETCHES
+    assert len(few) == MAX_PREFETCHES * 7 // 8
     for size, wanted in ((1 << 20, 8), (16 << 20, 1)):
         large = Prefetches(size, lambda _id: False, send, lambda _key, _taken: 1_000, *IDLE)
         large.begin(1, b"a", iter([bytes([place]) for place in range(40)]), 0)
@@ -485,3 +477,18 @@ def test_a_start_says_whether_the_store_has_a_gap(
         output = engine.step()
         starts |= {one.request: one.store_gap for one in (output.starts if output else ())}
     assert starts[2] is gap
+
+
+def test_who_comes_behind_greedy_tenants_has_a_place() -> None:
+    """Two tenants have as many prompts computed elsewhere as they may, and one that comes behind them still has one
+    taken. Control: a tenant that is alone has half of the places."""
+    prefetches = Prefetches(1, lambda _id: False, lambda _one: 1, lambda _key, _taken: 1, *IDLE)
+    number = 0
+    for tenant in (1, 2, 3):
+        before = len(prefetches)
+        for _ in range(MAX_PREFETCHES):
+            number += 1
+            prefetches.begin(number, namespace(tenant), iter([b"%d" % number]), 0)
+        assert len(prefetches) - before > 0
+        assert tenant > 1 or len(prefetches) == MAX_PREFETCHES // 2
+    assert len(prefetches) <= MAX_PREFETCHES

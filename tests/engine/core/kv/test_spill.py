@@ -258,8 +258,8 @@ def test_what_comes_for_a_forgotten_namespace_is_not_taken(tmp_path: Path) -> No
 
 
 def test_waiting_for_other_hosts_leaves_places_to_who_waits_for_this_one(tmp_path: Path) -> None:
-    """However many requests of tenants that share come, half of the places for requests that wait is not theirs; what
-    was sent from here is asked for meanwhile."""
+    """However many requests of tenants that share come, half of the places for requests that wait is not theirs, and of
+    theirs some are left for another tenant; what was sent from here is asked for meanwhile."""
     engine, wire, _ = silent(tmp_path)
     assert engine.spill is not None
     tenants = range(2, 2 + MAX_SEEKING // MAX_WAITING_OF_ONE + 1)
@@ -269,11 +269,12 @@ def test_waiting_for_other_hosts_leaves_places_to_who_waits_for_this_one(tmp_pat
     for tenant in tenants:
         for number in range(MAX_WAITING_OF_ONE):
             engine.add(submit(100 * tenant + number, prompt(50 + number), tenant=tenant))
-    assert engine.spill.num_waiting == MAX_SEEKING
+    seeking = engine.spill.num_waiting
+    assert MAX_SEEKING - MAX_WAITING_OF_ONE < seeking < MAX_SEEKING
     engine.add(submit(50, prompt(1)))
-    assert engine.spill.num_waiting == MAX_SEEKING + 1
+    assert engine.spill.num_waiting == seeking + 1
     asked = [message for message in wire.host.receive(4_096) if isinstance(message, Fetch)]
-    assert [bool(one.size) for one in asked] == [True] * MAX_SEEKING + [False]
+    assert [bool(one.size) for one in asked] == [True] * seeking + [False]
     wire.close()
 
 

@@ -97,3 +97,23 @@ def test_a_fetch_that_nobody_waits_for_is_said_so(wire: Wire, how: str) -> None:
     wire.host.send(Fetched(other.request, 0, b"", miss=Miss.LACKED))
     run(engine)
     assert Unwanted(other.request) not in told(wire)
+
+
+def test_a_namespace_that_ends_leaves_nothing_behind(wire: Wire) -> None:
+    """A block was found on another host, and its namespace ends: nothing is remembered of it, also where the store is
+    said to have lost it afterwards. Control: of one that goes on, it is."""
+    engine, clock = engine_on(wire, shares(), shares(2))
+    assert engine.spill is not None
+    out = engine.spill._out
+    for tenant in (1, 2):
+        out.found(b"block %d" % tenant, namespace(tenant))
+    for word in (Forget, Lost):
+        wire.host.send(word(mark_of(namespace(1))))
+        later(engine, clock, 1)
+    wire.host.send(Lost(mark_of(namespace(2))))
+    later(engine, clock, 1)
+    assert (list(out._found), list(out.lost_ns), list(out.lasts_s)) == (
+        [b"block 2"],
+        [namespace(2)],
+        [mark_of(namespace(2))],
+    )
