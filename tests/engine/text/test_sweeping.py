@@ -34,7 +34,7 @@ class Channel:
         prompt = b"One two %d" % (number * 7_919)
         left = any(top == 0 for top in tops)
         return [decode(encode(Encode(number, SourceKind.TEXT, prompt, 4_096)))] if left else [Drain()]
-    def send(self, message):
+    def send(self, message, urgent=True):
         encode(message)
     def wait(self, timeout_s):
         pass

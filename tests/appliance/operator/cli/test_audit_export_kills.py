@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -27,6 +26,14 @@ AT_MS = 1_790_812_800_000
 
 PATIENCE_S = 60.0
 
+WAITS = """
+import runpy, time
+import isolation.host.atomic_file as files
+files.write_whole = lambda *_: time.sleep(600)
+runpy.run_module("appliance.operator.cli", run_name="__main__")
+"""
+"""The command line, in a program that waits where it would write a file."""
+
 
 def request(number: int) -> Entry:
     """A request that cost its number."""
@@ -46,9 +53,11 @@ def gap() -> Entry:
     return entry("gap", **{name: "x" if of is str else 1 for name, of in KINDS["gap"].items()})
 
 
-def started(log: Path, *options: str, out: Any = subprocess.PIPE) -> subprocess.Popen[bytes]:
+def started(
+    log: Path, *options: str, out: Any = subprocess.PIPE, program: tuple[str, str] = ("-m", "appliance.operator.cli")
+) -> subprocess.Popen[bytes]:
     """An export of the log's requests, in a process of its own."""
-    line = [sys.executable, "-m", "appliance.operator.cli", "audit", "export", "--form", "entries", "--kind", "request"]
+    line = [sys.executable, *program, "audit", "export", "--form", "entries", "--kind", "request"]
     return subprocess.Popen([*line, "--from", str(log), *options], cwd=ROOT, stdout=out)
 
 
@@ -97,21 +106,18 @@ def collector(tmp_path: Path) -> Iterator[Collector]:
 def test_a_kill_between_lines_and_position_loses_and_doubles_nothing(
     log: Path, collector: Collector, tmp_path: Path
 ) -> None:
-    """The export is killed when all lines are in its file and the position is not: the draft of the position is a FIFO
-    that nobody reads, so it waits there. The next call writes the same lines again, and a collector that reads both has
+    """The export is killed when all lines are in its file and the position is not: it waits where it would write the
+    position. The next call writes the same lines again, and a collector that reads both has
     each request once. Controls: the file has each line twice, and the call after that writes none."""
     position, lines, whole = tmp_path / "position", tmp_path / "lines", REQUESTS * (REQUESTS - 1) // 2
-    draft = tmp_path / ".position.draft"
-    os.mkfifo(draft)
     with lines.open("ab") as out:
-        export = started(log, "--resume", str(position), out=out)
+        export = started(log, "--resume", str(position), out=out, program=("-c", WAITS))
         until = time.monotonic() + PATIENCE_S
         while lines.read_bytes().count(b"\n") < REQUESTS:
             assert time.monotonic() < until and export.poll() is None
             time.sleep(0.02)
         export.send_signal(signal.SIGKILL)
         assert export.wait() == -signal.SIGKILL
-        draft.unlink()
         assert not position.exists()
         for more in (REQUESTS, 0):
             before = lines.read_bytes().count(b"\n")
