@@ -38,7 +38,8 @@ FORM = 1
 
 _UNREAD = "-unread"
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+POLICY_DIGEST = re.compile(r"[0-9a-f]{64}")
+"""Digest of a policy: what else a gateway reports is none, and no part of a file's name."""
 
 _NAME = re.compile(r"([0-9]{6,18})-([0-9a-f]{12})(-unread)?\.json")
 """Numbers may have more digits than they are filled up to: a gateway that was taken over gets to a million in hours."""
@@ -168,7 +169,7 @@ class PolicyHistory:
         Raises:
             ConfigError: it cannot be written, or no policy has such a digest: its file would not be found again.
         """
-        if not _DIGEST.fullmatch(digest):
+        if not POLICY_DIGEST.fullmatch(digest):
             raise ConfigError(f"{digest!r} is the digest of no policy, and a gateway has reported it as in force")
         numbers = self.numbers()
         with suppress(ConfigError):

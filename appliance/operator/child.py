@@ -34,8 +34,8 @@ library's own bound (mallopt(3), M_MMAP_THRESHOLD), which it raises to the size 
 A TLS connection takes 256 KiB in one piece; in the heap, what is freed between smaller pieces would stay."""
 
 GATEWAY_NICENESS = -10
-"""Nice value of the gateway's loop: nine times the weight of an ordinary thread (sched(7)). It takes less than a tenth
-of a core beside models that wake, so nobody loses much by it."""
+"""Nice value of the gateway's loop: nine times the weight of an ordinary thread (sched(7)). Beside models that wake it
+takes a tenth of a core; a flood of requests can take one core, since the loop is one thread."""
 
 M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1

@@ -8,7 +8,6 @@ whose files were replaced before they were read the history has the digest alone
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections import deque
 from pathlib import Path
@@ -17,16 +16,13 @@ import structlog
 
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import ConfigError
-from appliance.common.policy_history import MAX_UNREAD, PolicyHistory, relative
+from appliance.common.policy_history import MAX_UNREAD, POLICY_DIGEST, PolicyHistory, relative
 from appliance.common.policy_signature import signature_file
 from policy.errors import PolicyError
 from policy.files import read_sources
 from policy.loader import Source, load_policy
 
 log = structlog.get_logger()
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-"""Digest of a policy: what else a gateway reports is none, and no part of a file's name."""
 
 
 class PolicyKeeper:
@@ -44,9 +40,11 @@ class PolicyKeeper:
 
     def note(self, one: Entry) -> None:
         """Take an entry of the gateway; those of policies that came into force are followed up."""
-        if one.kind == "policy" and one.fields["outcome"] == "ok" and _DIGEST.fullmatch(str(one.fields["policy"])):
-            now_ms = time.time_ns() // 1_000_000
-            self._wanted.append((str(one.fields["policy"]), str(one.fields["by"]), now_ms))
+        if one.kind != "policy" or one.fields["outcome"] != "ok":
+            return
+        digest, by = str(one.fields["policy"]), str(one.fields["by"])
+        if POLICY_DIGEST.fullmatch(digest):
+            self._wanted.append((digest, by, time.time_ns() // 1_000_000))
             self._more.set()
 
     async def run(self) -> None:

@@ -28,8 +28,9 @@ _WEIGHT_FILES = ("cpu.weight", "cpu.shares")
 """File of a group's weight on v2 and v1; without one written there a group has 100 and 1024."""
 
 _PARENT = "25", "256"
-"""Weight of the parent group where only programs of the appliance are beside it: a quarter, so that what serves
-requests goes before what computes. Beside all other programs of a machine it has the ordinary weight."""
+"""Weight of the parent group beside the programs of the group in which the supervisor was started, its own as a rule: a
+quarter, so that what serves requests goes before what computes. In a hierarchy's root, beside all programs of the
+machine, it has the ordinary weight."""
 
 _ROOT_FILE = "release_agent"
 """File that v1 shows in the root of a hierarchy alone, where all other programs of the machine are."""
@@ -179,14 +180,12 @@ class CgroupTree:
                 continue
 
 
-def _weigh(group: Path, weights: tuple[str, str]) -> bool:
-    """Write a group's weight, v2's or v1's; False where it has no such file or the kernel refuses."""
+def _weigh(group: Path, weights: tuple[str, str]) -> None:
+    """Write a group's weight, v2's or v1's, where it has such a file and the kernel takes it."""
     for name, weight in zip(_WEIGHT_FILES, weights, strict=True):
         if (group / name).exists():
             with suppress(OSError):
                 (group / name).write_text(weight)
-                return True
-    return False
 
 
 def parse_mountinfo(text: str) -> dict[str, tuple[str, Path]]:

@@ -368,9 +368,8 @@ async def test_an_engine_that_ended_as_its_gateway_went_has_not_died(monkeypatch
     assert deaths[0].took_s >= 0.5
 
 
-async def test_a_stop_does_not_wait_for_a_gateway_that_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The supervisor stops while it is not known whether an engine ended with its gateway: the keeper ends at once."""
-    monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 600.0)
+def ends_cleanly(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
+    """Have sandboxes boot at once and end with status 0; returns them as they come."""
     sandboxes: list[Sandbox] = []
 
     def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
@@ -380,6 +379,13 @@ async def test_a_stop_does_not_wait_for_a_gateway_that_may_leave(monkeypatch: py
 
     monkeypatch.setattr(keeper_module, "boot", quick)
     monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    return sandboxes
+
+
+async def test_a_stop_does_not_wait_for_a_gateway_that_may_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor stops while it is not known whether an engine ended with its gateway: the keeper ends at once."""
+    monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 600.0)
+    sandboxes = ends_cleanly(monkeypatch)
     keeper = make([])
     running = asyncio.create_task(keeper.run())
     async with asyncio.timeout(20):
@@ -399,15 +405,7 @@ async def test_a_gateway_whose_leaving_is_read_in_the_same_turn_has_left(
     in one turn of its loop, in either order, and no death is counted. Control, in the test above: without a gateway
     that leaves it is a death."""
     monkeypatch.setattr(keeper_module, "GATEWAY_LEAVES_S", 0.2)
-    sandboxes: list[Sandbox] = []
-
-    def quick(_plan: object, _runtime: object, _stop: threading.Event, **_: object) -> Booted:
-        sandboxes.append(Sandbox())
-        sandboxes[-1].ending = lambda: Ending(0, out_of_memory=False)  # type: ignore[assignment, method-assign, return-value]
-        return Booted(sandboxes[-1], None, None, "", {}, 0.0)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(keeper_module, "boot", quick)
-    monkeypatch.setattr(keeper_module, "end", lambda _booted: None)
+    sandboxes = ends_cleanly(monkeypatch)
     published: list[Control] = []
     keeper, loop = make(published), asyncio.get_running_loop()
     running, (peer, other) = asyncio.create_task(keeper.run()), os.pipe()

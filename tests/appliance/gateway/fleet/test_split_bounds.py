@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from array import array
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,11 +18,13 @@ from appliance.common.split_config import PrefillHost, SplitConfig
 from appliance.gateway.fleet import prefill_asking, prefill_call, prefill_choice, prefill_service, served_entries
 from appliance.gateway.fleet.host_addresses import HostAddresses
 from appliance.gateway.front.allowance import Rate
+from appliance.gateway.generate_request import TokenPrompt
+from appliance.gateway.request.splitting import SplitPrompt
 from appliance.gateway.telemetry import split_names as names
 from isolation.ipc.engine import RequestFailure, StepOutput, Submit
 from isolation.ipc.messages import FailureCode, Finish
 from tests.appliance.gateway.fleet.test_split import Prefilling, answered, patient, prefilling, submitted, until
-from tests.appliance.gateway.request.test_session import hear, say, stage
+from tests.appliance.gateway.request.test_session import Stage, hear, say, stage
 
 __all__ = ["patient", "prefilling", "stage"]
 
@@ -146,3 +151,46 @@ async def test_what_a_host_cannot_compute_for_one_tenant_it_computes_for_another
     assert await asking.compute(prefilling.prompt(tenant="beta")) == "refused"
     gone = prefilling.asking(port=1)
     assert [await gone.compute(prefilling.prompt(tenant=one)) for one in ("alpha", "beta")] == ["away", "busy"]
+
+
+async def test_what_came_of_a_prompt_is_told_when_its_request_starts(prefilling: Prefilling, stage: Stage) -> None:
+    """A prompt that another host says to have computed, and of which the local engine has nothing: that is told once,
+    as soon as the engine has taken the request up, while the answer is still written. Before, nothing is (control)."""
+    told = list[object]()
+
+    class Elsewhere:
+        """Says that each prompt is computed."""
+
+        def wants(self, _prompt: SplitPrompt) -> bool:
+            """All are long."""
+            return True
+
+        async def compute(self, _prompt: SplitPrompt, begun: Callable[[], None]) -> str:
+            """Compute nothing."""
+            begun()
+            return "computed"
+
+        def learn(self, prompt: SplitPrompt) -> None:
+            """Note the prompt's length."""
+            told.append(len(prompt.token_ids))
+
+        def taken(self, _prompt: SplitPrompt, store_tokens: int, recomputed_blocks: int, *, gap: bool) -> None:
+            """Note what came."""
+            told.append((store_tokens, recomputed_blocks, gap))
+
+    stage.dependencies.prefiller = Elsewhere()
+    pair = stage.boot()
+
+    async def events() -> list[Any]:
+        prompt = TokenPrompt(array("I", [3] * 160))
+        return [one async for one in stage.session(prompt=prompt, max_tokens=2).run()]
+
+    task = asyncio.ensure_future(events())
+    submit = await hear(pair, Submit)
+    assert submit.coming and told == []
+    say(pair, submit.request, 7, started=True)
+    await until(lambda: told == [160, (0, 10, False)])
+    assert not task.done()
+    say(pair, submit.request, 8, finish=Finish.LENGTH)
+    await task
+    assert len(told) == 2
