@@ -85,19 +85,23 @@ class Collector:
     minutes and some 10 MiB.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, spent: Callable[[], float] = time.thread_time
+    ) -> None:
+        """``spent`` gives the seconds of processor time that this thread took: on a busy machine a look lasts many
+        times as long as it works, and old objects would stay for minutes."""
         self._clock = clock
+        self._spent = spent
         self._again = 0.0
 
     def collect(self) -> int:
         """Run the garbage collector; returns the generation up to which it looked at objects."""
-        began = self._clock()
-        if began < self._again:
+        if self._clock() < self._again:
             gc.collect(1)
             return 1
+        began = self._spent()
         gc.collect()
-        ended = self._clock()
-        self._again = ended + (ended - began) / SHARE
+        self._again = self._clock() + (self._spent() - began) / SHARE
         return 2
 
 

@@ -105,10 +105,10 @@ class Knot:
 
 def test_what_grew_old_in_use_is_collected_too() -> None:
     """An object that was in use at two looks and is let go in a cycle is gone after the next look; a look at the young
-    alone leaves it (control). What a whole look took is waited for a hundred times as long, and meanwhile the young
-    alone are looked at."""
-    clock = iter((100.0, 100.0, 200.0, 200.05, 205.0, 205.1, 205.1))
-    collector, knot = forgetting.Collector(lambda: next(clock)), Knot()
+    alone leaves it (control). What a whole look took of processor time is waited for a hundred times as long, and
+    meanwhile the young alone are looked at."""
+    clock, spent = iter((100.0, 100.0, 200.0, 200.05, 205.0, 205.1, 205.1)), iter((0.0, 0.0, 7.0, 7.05, 8.0, 8.0))
+    collector, knot = forgetting.Collector(lambda: next(clock), lambda: next(spent)), Knot()
     gone = weakref.ref(knot)
     gc.collect(1)
     gc.collect(1)
@@ -118,6 +118,15 @@ def test_what_grew_old_in_use_is_collected_too() -> None:
     assert collector.collect() == 2
     assert gone() is None
     assert [collector.collect() for _ in range(3)] == [2, 1, 2]
+
+
+def test_a_look_on_a_busy_machine_delays_no_other() -> None:
+    """A look that works for 10 ms and lasts 3 s, since others have the processor, is followed by a whole one at the
+    next round; one that works for 3 s is not (control)."""
+    for worked, generation in ((0.01, 2), (3.0, 1)):
+        clock, spent = iter((100.0, 103.0, 105.0, 105.0)), iter((0.0, worked, 9.0, 9.0))
+        collector = forgetting.Collector(lambda times=clock: next(times), lambda times=spent: next(times))
+        assert [collector.collect(), collector.collect()] == [2, generation]
 
 
 POLICY = """\
