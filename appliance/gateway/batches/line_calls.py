@@ -21,6 +21,7 @@ from appliance.common.errors import (
     SpendLimitError,
     UnavailableError,
 )
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.batches.checking import BatchRequest, LineError, read_line
 from appliance.gateway.batches.several_prompts import (
     DEFECTS,
@@ -111,6 +112,7 @@ class LineCalls:
         try:
             read = await self._parser.parse(batch.tenant, partial(_read_line, batch.endpoint), text, Stamp(request_id))
         except InvalidRequestError as error:  # not a line that passed the check of its file
+            forget_frames(error)
             return _failed(batch, request_id, "", error)
         custom_id, most = read.custom_id, MAX_RESULT_BYTES - len(text) - 1_024
         if batch.expires <= time.time():
@@ -119,9 +121,11 @@ class LineCalls:
             body = await self._answer(batch, request_id, read.body, most, state, charged)
             if len(body) > most:
                 raise InvalidRequestError("the answer is longer than a result may be")
-        except DelayedError:
+        except DelayedError as error:
+            forget_frames(error)
             return LineDelay(0.0)
         except ApplianceError as error:
+            forget_frames(error)
             # Of several prompts some were answered by an earlier attempt, which this one may not have come to.
             given = charged or state.progress.entries
             if isinstance(error, DeadlineExceededError) and batch.expires <= time.time():
@@ -131,7 +135,9 @@ class LineCalls:
                 return LineDelay(min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s)))
             return _failed(batch, request_id, custom_id, error, given)
         except DEFECTS as error:
-            return _failed(batch, request_id, custom_id, defect(error, request_id), charged or state.progress.entries)
+            shown = defect(error, request_id)
+            forget_frames(error)
+            return _failed(batch, request_id, custom_id, shown, charged or state.progress.entries)
         head = {"id": request_id, "custom_id": custom_id}
         start = json.dumps(head, separators=(",", ":"))[:-1]
         response = f',"response":{{"status_code":200,"request_id":{json.dumps(request_id)},"body":'

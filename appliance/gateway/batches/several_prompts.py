@@ -211,6 +211,8 @@ class PromptRuns:
         for task in tasks:
             if not task.cancelled():
                 task.exception()  # so that the loop does not report it as lost
+        # Frames of their errors refer to this object: kept, all of it would wait for the collector.
+        self._tasks.clear()
 
     def _charge_all(self) -> None:
         """Charge what the prompts were given, those without an answer too."""

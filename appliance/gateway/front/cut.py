@@ -55,3 +55,8 @@ class Cut:
             if self._reason is None:
                 raise
             raise self._reason from None
+        finally:
+            # What the work raised refers to this frame, and the task to what was raised: kept, both would wait for the
+            # collector, with all that the work's frames have.
+            self._task = None
+            del task

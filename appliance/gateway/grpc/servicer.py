@@ -31,6 +31,7 @@ from appliance.common.errors import (
 )
 from appliance.common.ids import new_request_id
 from appliance.common.scopes import Scope
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.front.affinity import HEADER, SessionAffinity
 from appliance.gateway.front.auth import Auth, Resolver, require
 from appliance.gateway.front.client_address import TrustedProxies
@@ -209,13 +210,16 @@ class GrpcFrontEnd:
                     await call.wire.write(message)
                 return OK
         except CallEnded as ended:
+            forget_frames(ended)
             return ended.status
         except ApplianceError as error:
             shown = error
             request_id = call.request_id or self._record(call, error)
+            forget_frames(error)
         except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect shows its request id, nothing else
             request_id = call.request_id or self._record(call, error)
             shown = defect(error, request_id)
+            forget_frames(error)
         rich = error_status.status_of(shown, request_id)
         status = Status(rich.code, rich.message, rich.SerializeToString())
         if call.principal is not None and self._service.pads(call.principal):

@@ -24,6 +24,7 @@ from appliance.common.errors import (
 )
 from appliance.common.ids import new_request_id
 from appliance.common.scopes import Scope
+from appliance.common.tracebacks import forget_frames
 from appliance.common.version import VERSION
 from appliance.gateway.front.affinity import HEADER
 from appliance.gateway.front.auth import Auth, Resolver, certificate_wanted, require
@@ -148,14 +149,17 @@ class HttpFrontEnd:
         exchange = Exchange(connection, head, body, self._settings.cross_origin.rows(head))
         try:
             await self._serve(exchange, entrance)
-        except ClientGoneError:
-            return
+        except ClientGoneError as gone:
+            forget_frames(gone)
         except ApplianceError as error:
             request_id = exchange.request_id or self._record(exchange, error)
+            forget_frames(error)  # before the answer: a client may take its time to read it
             await self._fail(exchange, error, request_id)
         except Exception as error:  # noqa: BLE001 - the HTTP boundary: a defect shows its request id, nothing else
             request_id = exchange.request_id or self._record(exchange, error)
-            await self._fail(exchange, defect(error, request_id), request_id)
+            shown = defect(error, request_id)
+            forget_frames(error)
+            await self._fail(exchange, shown, request_id)
         finally:
             exchange.close()
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from appliance.common.errors import ApplianceError, CancelledError, FeatureNotAllowedError, InvalidRequestError
 from appliance.common.ids import new_request_id
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.front.cut import Cut
 from appliance.gateway.front.defect import defect
 from appliance.gateway.generate_request import Delta, Finished, GenerateRequest, Principal
@@ -141,6 +142,7 @@ class Background:
             await run.cut.run(_compute(run.window, begun, events, writer, keeping))
         except Exception as error:  # noqa: BLE001 - a boundary: a defect shows its request id, nothing else
             known = error if isinstance(error, ApplianceError) else defect(error, request_id)
+            forget_frames(error)
             if begun.done():
                 run.window.add(form.event(known, request_id))
             else:

@@ -113,6 +113,8 @@ class StoreLink:
             raise _away() from None
         finally:
             self._calls.pop(number, None)
+            # An error in it refers to this frame: kept, both would wait for the collector, with the payload.
+            del answered
         if isinstance(frame.message, StoreRefused):
             raise StoreDeniedError(frame.message.reason, frame.message.number)
         if not isinstance(frame.message, kind):
