@@ -1,4 +1,4 @@
-"""Exceptions that were handled let go of the frames they came through.
+"""Taking the tracebacks from exceptions that were handled, so that what their frames have is freed at once.
 
 A traceback refers to every frame between raise and handler, and a frame to all its variables. Where one of these is the
 exception itself, or a task or future that ended with it, all of them are one cycle: what the frames had, a tenant's

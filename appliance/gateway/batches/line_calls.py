@@ -135,9 +135,7 @@ class LineCalls:
                 return LineDelay(min(MOST_WAIT_S, max(LEAST_WAIT_S, wait_s)))
             return _failed(batch, request_id, custom_id, error, given)
         except DEFECTS as error:
-            shown = defect(error, request_id)
-            forget_frames(error)
-            return _failed(batch, request_id, custom_id, shown, charged or state.progress.entries)
+            return _failed(batch, request_id, custom_id, defect(error, request_id), charged or state.progress.entries)
         head = {"id": request_id, "custom_id": custom_id}
         start = json.dumps(head, separators=(",", ":"))[:-1]
         response = f',"response":{{"status_code":200,"request_id":{json.dumps(request_id)},"body":'

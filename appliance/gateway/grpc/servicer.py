@@ -219,7 +219,6 @@ class GrpcFrontEnd:
         except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect shows its request id, nothing else
             request_id = call.request_id or self._record(call, error)
             shown = defect(error, request_id)
-            forget_frames(error)
         rich = error_status.status_of(shown, request_id)
         status = Status(rich.code, rich.message, rich.SerializeToString())
         if call.principal is not None and self._service.pads(call.principal):

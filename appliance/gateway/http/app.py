@@ -157,9 +157,7 @@ class HttpFrontEnd:
             await self._fail(exchange, error, request_id)
         except Exception as error:  # noqa: BLE001 - the HTTP boundary: a defect shows its request id, nothing else
             request_id = exchange.request_id or self._record(exchange, error)
-            shown = defect(error, request_id)
-            forget_frames(error)
-            await self._fail(exchange, shown, request_id)
+            await self._fail(exchange, defect(error, request_id), request_id)
         finally:
             exchange.close()
 
