@@ -297,7 +297,7 @@ def pages(options: argparse.Namespace) -> dict[str, object]:
     with contextlib.ExitStack() as stack:
         model, cores, form = stack.enter_context(model_of(options)), cores_of(options), ""
         guests, memory = {}, {}
-        for name, setting in (("2 MiB", "always"), ("4 KiB", "never")):
+        for name, setting in (("2 MiB", options.setting), ("4 KiB", "never")):
             before = _meminfo()
             with huge_pages(setting):
                 guests[name] = started(stack, stack.enter_context(gvisor()), model, cores, options, form)
@@ -386,6 +386,7 @@ def main() -> int:
     parser.add_argument("--core", type=int, default=1, help="the engine's core, its first one")
     parser.add_argument("--threads", type=int, default=1, help="of the engine, each on a core of its own")
     parser.add_argument("--same-core", action="store_true", help="pin the driver to the engine's core too")
+    parser.add_argument("--setting", choices=("within_size", "always"), default="within_size", help="of huge pages")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long an idle appliance is watched")
     options = parser.parse_args()
     work = {"engine": engine, "pages": pages, "idle": idle, "filter": cost_of_filter}[options.what]
