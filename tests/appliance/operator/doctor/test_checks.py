@@ -442,8 +442,8 @@ def test_notes_are_no_faults() -> None:
 
 
 def test_small_pages_are_told_where_engines_compute_on_the_processor() -> None:
-    """Small pages of shared memory are a note with its mend; with huge ones all is well; beside a GPU, without a sandbox
-    and on a kernel that has no such setting nothing is said."""
+    """Small pages of shared memory are a note with its mend; with huge ones all is well; beside a GPU, without
+    sandboxes and on a kernel that has no such setting nothing is said."""
 
     def said(setting: str, *, gpu: Gpu = MACHINE.gpu, unsafe: bool = False) -> list[Finding]:
         facts = service(unsafe=unsafe)
