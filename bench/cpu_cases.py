@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,29 +97,48 @@ class Ours:
         item = 1.0 if program._builder.dtype == torch.int8 else program._builder.dtype.itemsize
         return [Stretch(op.weight, int(op.inputs * op.outputs * item * (0.75 if op.palette else 1))) for op in products]
 
-    def step_seconds(self, streams: int, tokens: int, clock: Clock) -> float:
-        """Median time of so many decode steps, less the first, of so many streams.
+    def start(self, streams: int, steps: int) -> range:
+        """Begin so many streams that decode for so many steps together; gives their requests' numbers.
 
-        Prompts are computed first, and a step takes few of them where the model is slow, so no stream ends before.
+        Prompts are computed before this returns, and a step takes few of them where the model is slow, so no stream
+        ends before.
         """
         vocab = self.engine.scheduler.limits.vocab_size
         numbers = range(self._next, self._next + streams)
         for number in numbers:
             prompt = array("I", [(number * 7 + place) % min(vocab, 500) for place in range(PROMPT)])
             key = number.to_bytes(32, "little")
-            most = min(tokens + PROMPT * streams, self.context - PROMPT)
+            most = min(steps + PROMPT * streams, self.context - PROMPT)
             self.engine.add(Submit(number, key, prompt, most, Sampling(temperature=0.0), ignore_eos=True))
         self._next += streams
+        while (output := self.engine.step()) is None or len(output.requests) < streams or output.starts:
+            if not self.engine.has_work:
+                sys.exit(f"not all of {streams} streams were in one step before they ended")
+        return numbers
+
+    def steps(self, count: int, clock: Clock) -> list[float]:
+        """Times of so many decode steps of all the streams that were begun."""
         times = list[float]()
-        while self.engine.has_work and len(times) < tokens - 1:
+        while len(times) < count:
+            if not self.engine.has_work:
+                sys.exit("the streams ended before they were measured")
             start = clock()
-            output = self.engine.step()
-            if output is not None and len(output.requests) == streams and not output.starts:
-                times.append(clock() - start)
+            self.engine.step()
+            times.append(clock() - start)
+        return times
+
+    def stop(self, numbers: range) -> None:
+        """End these streams."""
         for number in numbers:
             self.engine.abort(number)
         while self.engine.has_work:
             self.engine.step()
+
+    def step_seconds(self, streams: int, tokens: int, clock: Clock) -> float:
+        """Median time of so many decode steps, less the first, of so many streams."""
+        numbers = self.start(streams, tokens)
+        times = self.steps(tokens - 1, clock)
+        self.stop(numbers)
         self.fastest_s = min(times)
         return statistics.median(times)
 

@@ -160,7 +160,10 @@ async def ask(appliance: Appliance, client: httpx.AsyncClient, key: str, model: 
     if answer.status_code != 200:
         return Asked(model, answer.status_code, str(answer.json()["error"]["code"]), took, 0.0)
     for _ in range(TRACE_TRIES):  # It ends a moment after the answer.
-        trace = await client.get(f"{appliance.ready['admin']}/traces/{answer.headers['x-request-id']}")
+        # On a connection of its own: the port closes those that are idle as long as this client keeps them.
+        trace = await client.get(
+            f"{appliance.ready['admin']}/traces/{answer.headers['x-request-id']}", headers={"connection": "close"}
+        )
         if trace.status_code == 200:
             break
         await asyncio.sleep(0.05)

@@ -5,9 +5,11 @@ one core (``--threads`` of them) and drives them over their rings in turn (insid
 that waits is stopped. Both compute in the form that the one inside has chosen.
 Processor time is that of everything the sandbox is: sentry, stubs, gofer. ``idle`` compares an idle appliance with
 two sandboxes in which a program sleeps for good: what those burn is runsc's own; then once more with its sandboxes
-frozen. ``filter`` times a system call before and after lock-down.
+frozen. ``filter`` times a system call before and after lock-down. ``pages`` boots the engine in two sandboxes, driven
+in turn as ``engine`` does: while one boots, the kernel may give shared memory, which all memory of a sandbox is,
+pages of 2 MiB; while the other boots, it may not. It writes the kernel's setting, as root, and puts it back.
 
-Run: ``python bench/sandbox.py [engine|idle|filter] [--model DIR|big] [--streams 16] [--rounds 3] [--core 1]
+Run: ``python bench/sandbox.py [engine|pages|idle|filter] [--model DIR|big] [--streams 16] [--rounds 3] [--core 1]
 [--threads 1]``.
 """
 
@@ -56,6 +58,7 @@ MINI = ROOT / "images" / "mini" / "athanor-mini"
 MEMORY_BYTES = 4 << 30
 PASS_S = 0.02
 """Tokens are taken so often, as the gateway does with 32 streams (``appliance.gateway.sandboxes.flush_interval``)."""
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 SLEEP = "import signal; signal.pause()"
 FILTER = """
 import os, time
@@ -192,52 +195,71 @@ def _kernel_mounts(directory: Path | None) -> tuple[Mount, ...]:
     return () if directory is None else (Mount(directory.resolve(), GUEST_KERNELS),)
 
 
-def engine(options: argparse.Namespace) -> dict[str, object]:
-    """Inside against outside, in alternating order."""
-    with contextlib.ExitStack() as stack:
-        model = Path(options.model)
-        if options.model == "big":
-            model = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            model.chmod(0o755)
-            save_model(
-                model,
-                model_config(
-                    hidden_size=768,
-                    intermediate_size=2_048,
-                    num_layers=12,
-                    num_heads=12,
-                    num_kv_heads=4,
-                    head_dim=64,
-                    vocab_size=32_000,
-                    max_positions=1_024,
-                ),
-            )
-            for file in model.iterdir():
-                file.chmod(0o644)
-        unsafe_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        unsafe = UnsafeRuntime(unsafe_dir)
-        stack.callback(unsafe.close)
-        guests = {}
-        everywhere, form = os.sched_getaffinity(0), ""
-        cores = {(options.core + number) % len(everywhere) for number in range(options.threads)}
-        for name, runtime in (("inside", stack.enter_context(gvisor())), ("outside", unsafe)):
-            guests[name] = guest = start(runtime, model, cores, options, form)
-            form = FORMS[guest.booted.ready["form"]]
-            stack.callback(end, guest.booted)
-            stack.callback(guest.booted.channel.send, Drain())
-            stack.callback(guest.signal, signal.SIGCONT)
-            guest.run(options.streams, 16)
-            guest.booted.sandbox.settle(busy=True)  # As the supervisor does after a busy second.
-            guest.signal(signal.SIGSTOP)
-        os.sched_setaffinity(0, cores if options.same_core else everywhere - cores or everywhere)
-        found: dict[str, list[tuple[float, float]]] = {"inside": [], "outside": []}
-        for _ in range(options.rounds):
-            for name in ("inside", "outside", "outside", "inside"):
-                guests[name].signal(signal.SIGCONT)
-                time.sleep(0.2)
-                found[name].append(guests[name].run(options.streams, options.tokens))
-                guests[name].signal(signal.SIGSTOP)
-    pairs = list(zip(found["inside"], found["outside"], strict=True))
+@contextlib.contextmanager
+def model_of(options: argparse.Namespace) -> Iterator[Path]:
+    """The model's directory; a large one with random weights is made where it is asked for."""
+    if options.model != "big":
+        yield Path(options.model)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        model.chmod(0o755)
+        save_model(
+            model,
+            model_config(
+                hidden_size=768,
+                intermediate_size=2_048,
+                num_layers=12,
+                num_heads=12,
+                num_kv_heads=4,
+                head_dim=64,
+                vocab_size=32_000,
+                max_positions=1_024,
+            ),
+        )
+        for file in model.iterdir():
+            file.chmod(0o644)
+        yield model
+
+
+@contextlib.contextmanager
+def huge_pages(setting: str) -> Iterator[None]:
+    """Have the kernel give shared memory huge pages as the setting says, for the time of the block."""
+    before = HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    HUGE_PAGES.write_text(setting)
+    try:
+        yield
+    finally:
+        HUGE_PAGES.write_text(before)
+
+
+def started(
+    stack: contextlib.ExitStack, runtime: Runtime, model: Path, cores: set[int], options: argparse.Namespace, form: str
+) -> Guest:
+    """An engine that has served a little and is stopped until its turn comes; the stack ends it."""
+    guest = start(runtime, model, cores, options, form)
+    stack.callback(end, guest.booted)
+    stack.callback(guest.booted.channel.send, Drain())
+    stack.callback(guest.signal, signal.SIGCONT)
+    guest.run(options.streams, options.tokens)
+    guest.booted.sandbox.settle(busy=True)  # As the supervisor does after a busy second.
+    guest.signal(signal.SIGSTOP)
+    return guest
+
+
+def compare(guests: dict[str, Guest], cores: set[int], options: argparse.Namespace) -> dict[str, object]:
+    """Drive two engines in alternating order; the ratios are those of the first to the second."""
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores if options.same_core else everywhere - cores or everywhere)
+    first, second = guests
+    found: dict[str, list[tuple[float, float]]] = {first: [], second: []}
+    for _ in range(options.rounds):
+        for name in (first, second, second, first):
+            guests[name].signal(signal.SIGCONT)
+            time.sleep(0.2)
+            found[name].append(guests[name].run(options.streams, options.tokens))
+            guests[name].signal(signal.SIGSTOP)
+    pairs = list(zip(found[first], found[second], strict=True))
     return {
         "model": str(options.model),
         "dtype": options.dtype,
@@ -247,9 +269,47 @@ def engine(options: argparse.Namespace) -> dict[str, object]:
         "kernels": options.kernels is not None,
         "tokens_per_s": {name: [round(speed) for speed, _ in runs] for name, runs in found.items()},
         "cpu_s": {name: [round(cpu, 2) for _, cpu in runs] for name, runs in found.items()},
-        "tokens_per_s_ratio": round(statistics.median(inside[0] / outside[0] for inside, outside in pairs), 3),
-        "cpu_s_ratio": round(statistics.median(inside[1] / outside[1] for inside, outside in pairs), 3),
+        "tokens_per_s_ratio": round(statistics.median(one[0] / other[0] for one, other in pairs), 3),
+        "cpu_s_ratio": round(statistics.median(one[1] / other[1] for one, other in pairs), 3),
     }
+
+
+def cores_of(options: argparse.Namespace) -> set[int]:
+    """Cores of an engine, a thread on each."""
+    everywhere = os.sched_getaffinity(0)
+    return {(options.core + number) % len(everywhere) for number in range(options.threads)}
+
+
+def engine(options: argparse.Namespace) -> dict[str, object]:
+    """Inside against outside, in alternating order."""
+    with contextlib.ExitStack() as stack:
+        model, cores = stack.enter_context(model_of(options)), cores_of(options)
+        unsafe = UnsafeRuntime(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        stack.callback(unsafe.close)
+        inside = started(stack, stack.enter_context(gvisor()), model, cores, options, "")
+        form = FORMS[inside.booted.ready["form"]]
+        outside = started(stack, unsafe, model, cores, options, form)
+        return compare({"inside": inside, "outside": outside}, cores, options)
+
+
+def pages(options: argparse.Namespace) -> dict[str, object]:
+    """Two sandboxes, one with pages of 2 MiB, in alternating order; and the memory of each."""
+    with contextlib.ExitStack() as stack:
+        model, cores, form = stack.enter_context(model_of(options)), cores_of(options), ""
+        guests, memory = {}, {}
+        for name, setting in (("2 MiB", options.setting), ("4 KiB", "never")):
+            before = _meminfo()
+            with huge_pages(setting):
+                guests[name] = started(stack, stack.enter_context(gvisor()), model, cores, options, form)
+            memory[name] = {line: (now - before[line]) >> 10 for line, now in _meminfo().items()}
+            form = FORMS[guests[name].booted.ready["form"]]
+        return {"memory_mib": memory, **compare(guests, cores, options)}
+
+
+def _meminfo() -> dict[str, int]:
+    """Shared memory of the machine, and what of it is in huge pages; KiB."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {name[:-1]: int(value) for name, value, *_ in lines if name in ("Shmem:", "ShmemHugePages:")}
 
 
 def idle(options: argparse.Namespace) -> dict[str, object]:
@@ -315,7 +375,7 @@ def cost_of_filter(_: argparse.Namespace) -> dict[str, object]:
 def main() -> int:
     """Measure and print as JSON."""
     parser = argparse.ArgumentParser(description="Figures of the sandbox.")
-    parser.add_argument("what", nargs="?", choices=("engine", "idle", "filter"), default="engine")
+    parser.add_argument("what", nargs="?", choices=("engine", "pages", "idle", "filter"), default="engine")
     parser.add_argument("--model", default=str(MINI), help="a model's directory, or 'big' for random weights")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--isa", help="oneDNN's ONEDNN_MAX_CPU_ISA for both; AVX512_CORE_BF16 leaves AMX out")
@@ -326,9 +386,11 @@ def main() -> int:
     parser.add_argument("--core", type=int, default=1, help="the engine's core, its first one")
     parser.add_argument("--threads", type=int, default=1, help="of the engine, each on a core of its own")
     parser.add_argument("--same-core", action="store_true", help="pin the driver to the engine's core too")
+    parser.add_argument("--setting", choices=("within_size", "always"), default="within_size", help="of huge pages")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long an idle appliance is watched")
     options = parser.parse_args()
-    print(json.dumps({"engine": engine, "idle": idle, "filter": cost_of_filter}[options.what](options), indent=1))
+    work = {"engine": engine, "pages": pages, "idle": idle, "filter": cost_of_filter}[options.what]
+    print(json.dumps(work(options), indent=1))
     return 0
 
 

@@ -19,8 +19,8 @@ from tests.compiled_kernels import compiled
 
 
 def test_the_best_form_has_the_least_median() -> None:
-    """One fast round makes no best form, and ratios are taken within a round."""
-    seconds = {OWN: [2.0, 2.0, 4.0], "a": [1.9, 1.9, 4.0], "b": [0.1, 3.0, 3.0]}
+    """One fast turn makes no best form, nor does a form that was left out; ratios are taken within a turn."""
+    seconds = {OWN: [2.0, 2.0, 4.0], "a": [1.9, 1.9, 4.0], "b": [0.1, 3.0, 3.0], "left out": [0.1]}
     verdict = judge(seconds, 16)
     assert (verdict.streams, verdict.best) == (16, "a")
     assert verdict.ratios == (0.95, 0.95, 1.0)
@@ -67,4 +67,4 @@ def test_every_form_of_a_model_is_loaded_as_named(
         assert form.engine.engine.runner.forward.compresses == bool(compressed)
     verdicts = measure(case, loaded, options)
     assert [one.streams for one in verdicts] == [1, 4]
-    assert all(len(one.ratios) == 2 and one.best in names for one in verdicts)
+    assert all(len(one.ratios) == 2 * forms.TURNS and one.best in names for one in verdicts)

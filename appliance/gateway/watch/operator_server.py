@@ -26,8 +26,9 @@ from appliance.common.errors import StartError
 MAX_HEAD_BYTES = 16 << 10
 """Bytes of a request's head: curl's has 100, a browser's with cookies of other ports 8 KiB."""
 
-KEEP_ALIVE_S = 5
-"""Seconds between two requests of a connection: a page asks once a second, a scraper connects anew."""
+KEEP_ALIVE_S = 20
+"""Seconds between two requests of a connection. Longer than usual clients keep one (httpx 5, aiohttp 15), so that it is
+they who close it: a request that is sent in the moment in which the server closes is lost."""
 
 SOCKET_MODE = 0o660
 """The operator's group may use a Unix socket; the folder keeps everybody else out."""
