@@ -47,6 +47,13 @@ exec {ln} "$@"
 """
 
 
+SYSTEMCTL = """\
+#!/bin/sh
+# State of the gateway's unit: the line of the file `unit`; nothing without it, as without systemd.
+cat {folder}/unit 2>/dev/null
+"""
+
+
 class Host:
     """One host's folder of files."""
 
@@ -59,6 +66,8 @@ class Host:
         (folder / "bin/athanor").chmod(0o755)
         (folder / "bin/ln").write_text(LN.format(folder=folder, ln=shutil.which("ln")))
         (folder / "bin/ln").chmod(0o755)
+        (folder / "bin/systemctl").write_text(SYSTEMCTL.format(folder=folder))
+        (folder / "bin/systemctl").chmod(0o755)
         self.answer("exit 0")
 
     def answer(self, line: str) -> None:
@@ -282,6 +291,43 @@ def test_an_appliance_that_does_not_answer_in_time_has_not_put_it_in_force(host:
     status, told = host.run("--admin", nobody, "switch", "b")
     assert status == 3 and "the next start reads b" in told, told
     assert host.shown() == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"), [("activating", 4), ("active", 4), ("reloading", 4), ("inactive", 3), ("failed", 3)]
+)
+def test_an_appliance_that_starts_may_have_read_what_was_before(host: Host, unit: str, expected: int) -> None:
+    """A gateway reads its files seconds before it listens: swapped in between, nothing listens, and what is in force is
+    the revision before. So it is not known, and the same again puts it in force. Control: where no gateway starts the
+    next start reads it."""
+    for name in ("a", "b"):
+        host.deliver(name)
+    host.switched("a")
+    host.answer("exit 6")
+    (host.folder / "unit").write_text(unit + "\n")
+    status, told = host.run("switch", "b")
+    assert (status, "the next start reads b" in told) == (expected, expected == 3), told
+    host.answer("exit 0")
+    host.switched("b")
+    assert host.shown() == ["b", "a"] and host.left() == set()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_nobody_expects_has_the_status_of_where_it_stands(host: Host, swapped: bool) -> None:  # noqa: FBT001
+    """A command of the script fails with a status that the script has a meaning for, as `sed` and `sort` do where the
+    disk is full: before the swap it is refused, behind it not known, and the same again finishes it."""
+    for name in ("a", "b"):
+        host.deliver(name, **({"extra_yaml": "x"} if name == "a" else {}))
+    host.switched("a")
+    name = "rm" if swapped else "mktemp"
+    broken = host.folder / "bin" / name
+    broken.write_text(f'#!/bin/sh\ncase "$*" in *extra.yaml | -d*) exit 3 ;; esac\nexec {shutil.which(name)} "$@"\n')
+    broken.chmod(0o755)
+    status, told = host.run("switch", "b")
+    assert (status, host.shown()[0]) == ((4, "b") if swapped else (1, "a")) and "failed (status 3)" in told, told
+    broken.unlink()
+    host.switched("b")
+    assert host.shown()[0] == "b" and host.left() == set()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../etc", "a/b", "-a b", "x#y", "x&y"])

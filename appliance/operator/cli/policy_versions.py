@@ -324,22 +324,22 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
     from rich.markup import escape
 
     from appliance.common.status import ReloadOutcome
-    from appliance.operator.cli.admin_client import SilentError, UnreachableError, read, try_ask
+    from appliance.operator.cli.admin_client import AbsentError, UnreachableError, read, try_ask
 
     console = output()
     try:
         answer = try_ask(admin, "/reload", "POST", RELOAD_S)
-    except SilentError as error:
+    except AbsentError as error:
+        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
+        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
+        return None
+    except UnreachableError as error:
         placement.undo()
         fail(
             exits.UNREACHABLE,
             f"{error.args[0]}; the files are as before, and what is in force is not known",
             "athanor status names the policy in force; athanor reload puts the files in force",
         )
-    except UnreachableError as error:
-        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
-        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
-        return None
     if answer.status not in (OK, CONFLICT):
         placement.undo()
         fail(exits.REFUSED, f"the reload failed with status {answer.status}, and the files are as before")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -196,6 +197,26 @@ def test_the_listener_is_that_of_a_configuration(run: Run, place: Place, applian
     assert (told.exit_code, appliance.reloads) == (0, 1)
     assert run("reload", "--config", str(place.config), "--admin", NOBODY).exit_code == 2
     assert run("reload", "--config", str(place.folder / "none.yaml")).exit_code == 1
+
+
+def test_a_reload_tells_what_does_not_run_from_what_does_not_answer(run: Run, tmp_path: Path) -> None:
+    """Where nobody listens, on loopback or at a socket that is there or not, the exit code is 6. What takes a connection
+    and says nothing, and what is no admin listener, may have read the files: 3. Other commands have 3 for all."""
+    left = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(left))
+    for nobody in (NOBODY, f"unix:{left}", f"unix:{tmp_path / 'none'}"):
+        told = run("reload", "--admin", nobody)
+        assert told.exit_code == 6 and "nothing answers at" in told.stderr, nobody
+        assert run("status", "--admin", nobody).exit_code == 3
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert run("reload", "--admin", admin, "--timeout", "0.1").exit_code == 3
+        silent.accept()[0].close()
+        leaving = threading.Thread(target=lambda: silent.accept()[0].close())
+        leaving.start()
+        assert run("reload", "--admin", admin).exit_code == 3
+        leaving.join(20)
 
 
 def test_apply_that_gets_no_answer_claims_nothing(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
