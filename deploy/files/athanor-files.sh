@@ -10,8 +10,8 @@
 # current -> revisions/NAME, previous -> the one before, and for each file of a revision a link of its name to current/.
 # While a switch is under way .before leads to the revision that was in force: one that was ended in between is known by it,
 # and the next one goes back there where the appliance refuses. A reload may take --wait seconds (3600): it reads weights.
-# Exit status: 0 in force; 1 refused, nothing has changed; 2 wrong use; 3 swapped, but nothing here answered the reload:
-# what starts next reads the new files; 4 swapped, and whether it is in force is not known: the same again finds out.
+# Exit status: 0 in force; 1 refused, nothing has changed; 2 wrong use; 3 swapped, and nothing runs or starts here: what
+# starts next reads the new files; 4 swapped, and whether it is in force is not known: the same again finds out.
 set -eu
 
 etc=/etc/athanor

@@ -313,7 +313,7 @@ def test_an_appliance_that_starts_may_have_read_what_was_before(host: Host, unit
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_what_nobody_expects_has_the_status_of_where_it_stands(host: Host, swapped: bool) -> None:  # noqa: FBT001
+def test_what_nobody_expects_has_the_status_of_where_it_stands(host: Host, swapped: bool) -> None:
     """A command of the script fails with a status that the script has a meaning for, as `sed` and `sort` do where the
     disk is full: before the swap it is refused, behind it not known, and the same again finishes it."""
     for name in ("a", "b"):
