@@ -103,7 +103,7 @@ class CarrierService:
                 answer(peer, store, first)
                 self._say(store.problem)
         except (BrokenPipeError, ConnectionResetError):
-            # Whoever leaves a request does so, as often as it likes.
+            # A tenant that leaves its requests has that happen as often as it likes.
             log.debug("a question was left before its answer was taken")
         except (CarrierError, OSError) as error:
             log.warning("a connection to the carrier ended", problem=str(error))

@@ -41,7 +41,7 @@ WRITE_S = 5.0
 
 REST_BYTES = 256 << 10
 REST_S = 0.02
-"""Most bytes of an answer that nobody wants any more that are read all the same, a millisecond of them, and seconds for
+"""Most bytes that are read of the rest of an answer that is of no use any more, a millisecond of them, and seconds for
 that: a new connection is one of the carrier to the store as well, with its handshake and password."""
 
 RETRY_S = 2.0
