@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.common.carrier_wire import MAX_OBJECT_BYTES, ObjectStatus
@@ -170,7 +170,7 @@ class FleetKv:
             return
         names = [fleet_name(fleet, of, FleetBinding(block, life.model, life.backend)) for block in blocks]
         with self._lock:
-            items = self._books.objects.get(of.account, {})
+            items: Mapping[Key, SpilledObject] = self._books.objects.get(of.account, {})
             for name in names:
                 if (item := items.get((name, b""))) is not None:
                     item.until = 0.0

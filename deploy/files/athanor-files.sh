@@ -138,7 +138,11 @@ switch() {
 }
 
 turn_back() {
-    if [ -z "$before" ] || [ "$before" = "$1" ]; then refuse "the appliance refused $1, and there is none to go back to"; fi
+    [ -n "$before" ] || refuse "the appliance refused $1, and there is none to go back to"
+    if [ "$before" = "$1" ]; then
+        settle "$1"
+        refuse "the appliance refused $1, which is in force since before: there is nothing to take back"
+    fi
     mv -T "$etc/.before" "$etc/current"
     failed=1
     sweep

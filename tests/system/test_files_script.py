@@ -239,6 +239,69 @@ def test_a_switch_that_was_killed_is_known_by_the_next(host: Host) -> None:
     assert host.shown() == ["c", "b"] and host.left() == set()
 
 
+STEP = """\
+#!/bin/sh
+# The command, and a number for each call of one; the call whose number is in the file `kill` ends all before it.
+n=$(($(cat {folder}/count) + 1))
+echo $n > {folder}/count
+[ "$n" != "$(cat {folder}/kill)" ] || kill -9 0
+exec {command} "$@"
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("first", "second", "words", "in_force"),
+    [
+        ("exit 0", "exit 0", ("switch", "b"), "b"),
+        ("exit 0", "exit 1", ("switch", "b"), "ab"),
+        ("exit 0", "exit 0", ("back",), "az"),
+        ("exit 1", "exit 1", ("switch", "b"), "a"),
+        ("exit 6", "exit 6", ("switch", "c"), "c"),
+    ],
+)
+def test_a_kill_before_any_step(
+    tmp_path: Path, root: Path, first: str, second: str, words: tuple[str, ...], in_force: str
+) -> None:
+    """A switch is killed before each command that it runs, and another run goes on: one revision is in force, its names
+    and no others lead to its files, and nothing else is left. What a reader finds in between is whole as well. A reload
+    comes to ``first`` in the run that is killed and to ``second`` behind it; a refused one leaves a revision in force
+    that was so before. Control: the last run is killed nowhere."""
+    for step in range(1, 60):
+        (tmp_path / f"{step}").mkdir()
+        host = Host(tmp_path / f"{step}", root)
+        for name, old in (("z", "zed"), ("a", "old"), ("b", "extra"), ("c", "third")):
+            host.deliver(name, **{f"{old}_yaml": "x"})
+        host.switched("z")
+        host.switched("a")
+        host.answer(first)
+        tools = host.folder / "bin"
+        for name in ("athanor", "ln", "mv", "rm", "mktemp"):
+            real = tools / f"{name}.real"
+            if (tools / name).exists():
+                (tools / name).rename(real)
+            else:
+                real.symlink_to(str(shutil.which(name)))
+            (tools / name).write_text(STEP.format(folder=host.folder, command=real))
+            (tools / name).chmod(0o755)
+        (host.folder / "count").write_text("0")
+        (host.folder / "kill").write_text(str(step))
+        killed = host.run("switch", "b")[0] == -signal.SIGKILL
+        assert all((host.etc / name).exists() for name in ("athanor.yaml", "policy.yaml", "credentials.json"))
+        (host.folder / "kill").write_text("none")
+        host.answer(second)
+        told = host.run(*words)
+        shown = host.shown()[0]
+        assert shown in in_force, (step, told)
+        names = {one.name for one in (host.etc / "revisions" / shown).iterdir()} - {"SHA256SUMS"}
+        assert {one.name for one in host.etc.iterdir()} == names | {"revisions", "current", "previous"}, (step, told)
+        assert all((host.etc / name).samefile(host.etc / "revisions" / shown / name) for name in names)
+        if not killed:
+            assert step > 15
+            return
+    pytest.fail("a switch has more steps than these")
+
+
 def test_what_a_killed_run_left_is_not_put_in_force(host: Host) -> None:
     """A run that was killed between the making of a link and its rename has left one under the name that a run of the
     same process number takes, as every run in a container has: the revision that was asked for is in force, and no
