@@ -54,6 +54,16 @@ cat {folder}/unit 2>/dev/null
 """
 
 
+STEP = """\
+#!/bin/sh
+# The command, and a number for each call of one; the call whose number is in the file `kill` ends all before it.
+n=$(($(cat {folder}/count) + 1))
+echo $n > {folder}/count
+[ "$n" != "$(cat {folder}/kill)" ] || kill -9 0
+exec {command} "$@"
+"""
+
+
 class Host:
     """One host's folder of files."""
 
@@ -123,6 +133,17 @@ class Host:
         """A revision is in force."""
         status, told = self.run("switch", name)
         assert status == 0 and f"{name} is in force" in told, told
+
+    def count_steps(self) -> None:
+        """Count the commands of the script from now on, and end all before one of them (``STEP``)."""
+        for name in ("athanor", "ln", "mv", "rm", "mktemp"):
+            tool, real = self.folder / "bin" / name, self.folder / "bin" / f"{name}.real"
+            if tool.exists():
+                tool.rename(real)
+            else:
+                real.symlink_to(str(shutil.which(name)))
+            tool.write_text(STEP.format(folder=self.folder, command=real))
+            tool.chmod(0o755)
 
     def shown(self) -> list[str]:
         """The revision in force, and the one before."""
@@ -239,16 +260,6 @@ def test_a_switch_that_was_killed_is_known_by_the_next(host: Host) -> None:
     assert host.shown() == ["c", "b"] and host.left() == set()
 
 
-STEP = """\
-#!/bin/sh
-# The command, and a number for each call of one; the call whose number is in the file `kill` ends all before it.
-n=$(($(cat {folder}/count) + 1))
-echo $n > {folder}/count
-[ "$n" != "$(cat {folder}/kill)" ] || kill -9 0
-exec {command} "$@"
-"""
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("first", "second", "words", "in_force"),
@@ -267,23 +278,17 @@ def test_a_kill_before_any_step(
     and no others lead to its files, and nothing else is left. What a reader finds in between is whole as well. A reload
     comes to ``first`` in the run that is killed and to ``second`` behind it; a refused one leaves a revision in force
     that was so before. Control: the last run is killed nowhere."""
+    host = Host(tmp_path, root)
+    for name, old in (("z", "zed"), ("a", "old"), ("b", "extra"), ("c", "third")):
+        host.deliver(name, **{f"{old}_yaml": "x"})
+    host.switched("z")
+    host.switched("a")
+    host.count_steps()
+    shutil.copytree(host.etc, tmp_path / "before", symlinks=True)
     for step in range(1, 60):
-        (tmp_path / f"{step}").mkdir()
-        host = Host(tmp_path / f"{step}", root)
-        for name, old in (("z", "zed"), ("a", "old"), ("b", "extra"), ("c", "third")):
-            host.deliver(name, **{f"{old}_yaml": "x"})
-        host.switched("z")
-        host.switched("a")
+        shutil.rmtree(host.etc)
+        shutil.copytree(tmp_path / "before", host.etc, symlinks=True)
         host.answer(first)
-        tools = host.folder / "bin"
-        for name in ("athanor", "ln", "mv", "rm", "mktemp"):
-            real = tools / f"{name}.real"
-            if (tools / name).exists():
-                (tools / name).rename(real)
-            else:
-                real.symlink_to(str(shutil.which(name)))
-            (tools / name).write_text(STEP.format(folder=host.folder, command=real))
-            (tools / name).chmod(0o755)
         (host.folder / "count").write_text("0")
         (host.folder / "kill").write_text(str(step))
         killed = host.run("switch", "b")[0] == -signal.SIGKILL
