@@ -102,6 +102,9 @@ class CarrierService:
                     return
                 answer(peer, store, first)
                 self._say(store.problem)
+        except (BrokenPipeError, ConnectionResetError):
+            # A tenant that leaves its requests has that happen as often as it likes.
+            log.debug("a question was left before its answer was taken")
         except (CarrierError, OSError) as error:
             log.warning("a connection to the carrier ended", problem=str(error))
         finally:

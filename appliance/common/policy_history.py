@@ -2,9 +2,10 @@
 
 A version is one file, ``NUMBER-DIGEST.json`` in the folder ``policies`` of the audit log, whose entries of kind
 ``policy`` have the same digests. Files are named as they lie in the folder of the configured policy, so that a version
-can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept. One whose files were replaced before
-the supervisor had read them is ``NUMBER-DIGEST-unread.json``, without texts: of these the newest ``MAX_UNREAD`` are
-kept besides, so that a gateway that was taken over pushes no texts out by what it reports.
+can be put back after the policy was moved. The newest ``MAX_VERSIONS`` are kept, of ``MAX_FOLDER_BYTES`` at most. One
+whose files were replaced before the supervisor had read them, or are larger than a version, is
+``NUMBER-DIGEST-unread.json``, without texts: of these the newest ``MAX_UNREAD`` are kept besides, so that a gateway
+that was taken over pushes no texts out by what it reports.
 """
 
 from __future__ import annotations
@@ -31,7 +32,13 @@ MAX_UNREAD = 20
 """Versions without texts that are kept besides."""
 
 MAX_BYTES = 64 << 20
-"""Most bytes of a version's file: a policy has less."""
+"""Most bytes of a version's file. Of a larger policy nothing but the digest is kept: what is written is read back."""
+
+MAX_FOLDER_BYTES = 1 << 30
+"""Most bytes of all versions, unless the newest ``ALWAYS_KEPT`` have more."""
+
+ALWAYS_KEPT = 2
+"""Versions with texts that are kept whatever they take: the one in force, and the one to go back to."""
 
 FORM = 1
 """Form of a version's file."""
@@ -62,7 +69,7 @@ class Version:
 
     @property
     def unread(self) -> bool:
-        """Whether its files were replaced before they were read, so that nothing but its digest is kept."""
+        """Whether nothing but its digest is kept: its files were replaced before they were read, or too large."""
         return not self.named
 
     def sources(self) -> list[Source]:
@@ -140,11 +147,13 @@ class PolicyHistory:
 
     def record(self, digest: str, files: dict[str, str], named: tuple[str, ...], now_ms: int, by: str = "") -> bool:
         """Keep a policy that has come into force, unless it is the newest version already; returns whether it was kept.
-        ``by`` says who put it in force.
+        ``by`` says who put it in force. Of one that is larger than a version its digest is kept.
 
         Raises:
             ConfigError: it cannot be written.
         """
+        if len(_encoded(_values(digest, files, named, now_ms, by))) > MAX_BYTES:
+            return self.record_unread(digest, now_ms, by)
         numbers = self.numbers()
         if numbers:
             try:
@@ -182,12 +191,14 @@ class PolicyHistory:
         with os_errors_as(f"cannot keep the policy in {self._folder}"):
             self._folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
             path = self._folder / _file_name(number, values["digest"], unread=not values["named"])
-            write_whole(path, json.dumps(values, ensure_ascii=False).encode(), FILE_MODE)
+            write_whole(path, _encoded(values), FILE_MODE)
             paths = self._paths()
             for unread, most in ((False, MAX_VERSIONS), (True, MAX_UNREAD)):
-                kept = sorted(one for one, file in paths.items() if file.stem.endswith(_UNREAD) is unread)
-                for old in kept[:-most]:
-                    paths[old].unlink(missing_ok=True)
+                size, kept = 0, [one for one, file in paths.items() if file.stem.endswith(_UNREAD) is unread]
+                for place, old in enumerate(sorted(kept, reverse=True)):
+                    size += paths[old].stat().st_size
+                    if place >= most or (place >= ALWAYS_KEPT and size > MAX_FOLDER_BYTES):
+                        paths[old].unlink(missing_ok=True)
 
     def _paths(self) -> dict[int, Path]:
         with os_errors_as(f"cannot read {self._folder}"):
@@ -198,6 +209,10 @@ class PolicyHistory:
 
 def _values(digest: str, files: dict[str, str], named: tuple[str, ...], since_ms: int, by: str) -> dict[str, Any]:
     return {"form": FORM, "digest": digest, "since_ms": since_ms, "named": named, "files": files, "by": by}
+
+
+def _encoded(values: dict[str, Any]) -> bytes:
+    return json.dumps(values, ensure_ascii=False).encode()
 
 
 def _file_name(number: int, digest: str, *, unread: bool) -> str:

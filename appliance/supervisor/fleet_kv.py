@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from appliance.common.carrier_wire import MAX_OBJECT_BYTES, ObjectStatus
@@ -159,8 +159,9 @@ class FleetKv:
     def absent(self, namespace: bytes, blocks: Sequence[bytes], life: EngineLife, *, lacks: bool) -> None:
         """Count a block of a namespace that shares, the first of these, which the store has not got (``lacks``) or did
         not give in time. What it has not got of what this host wrote counts as not written, with all behind it: behind
-        the gap nobody finds it, and who computes it has it written again. A store that is away or slow is sent nothing
-        a second time, which would make it slower."""
+        the gap nobody finds it, and who computes it has it written again. Its bytes count all the same: the store may
+        have it, and an engine could name what it likes behind a block that there is not. A store that is away or slow
+        is sent nothing a second time, which would make it slower."""
         of, fleet = self._keys.current(namespace), self._keys.fleet_key
         if of is None or fleet is None:
             return
@@ -169,8 +170,10 @@ class FleetKv:
             return
         names = [fleet_name(fleet, of, FleetBinding(block, life.model, life.backend)) for block in blocks]
         with self._lock:
+            items: Mapping[Key, SpilledObject] = self._books.objects.get(of.account, {})
             for name in names:
-                self._books.pop(of.account, (name, b""))
+                if (item := items.get((name, b""))) is not None:
+                    item.until = 0.0
 
     def lose(self) -> None:
         """The store has lost what it had: nothing that this host wrote counts as written. It is dropped all the same,

@@ -39,6 +39,11 @@ PATIENCE_S = 0.2
 WRITE_S = 5.0
 """Seconds for one request of the writing thread and its answer."""
 
+REST_BYTES = 256 << 10
+REST_S = 0.02
+"""Most bytes that are read of the rest of an answer that is of no use any more, a millisecond of them, and seconds for
+that: a new connection is one of the carrier to the store as well, with its handshake and password."""
+
 RETRY_S = 2.0
 """Seconds after a failure in which the carrier is not asked."""
 
@@ -106,7 +111,7 @@ class KvCarrier:
         self, names: Sequence[bytes], sizes: Sequence[int], wanted: Callable[[], bool] = lambda: True
     ) -> list[tuple[ObjectStatus, bytes | bytearray]]:
         """Ask for objects of these names and sizes; gives what became of each within ``PATIENCE_S``. Where they are not
-        ``wanted`` any more, which is asked between two of them, all counts as away, and the rest is not read."""
+        ``wanted`` any more, which is asked between two of them, all counts as away, and nothing of the rest is kept."""
         until = time.monotonic() + PATIENCE_S
         found: list[tuple[ObjectStatus, bytes | bytearray]] = []
         # Who waited long for another's question does not ask: too short a time would look like a carrier that is away.
@@ -114,13 +119,14 @@ class KvCarrier:
             try:
                 peer = self._peer = self._peer or self._connect(left(until))
                 send_all(peer, (CarrierRequest(Order.GET, tuple(names), tuple(sizes)).encode(),), until)
-                for size in sizes:
-                    if not wanted():  # The rest is still on the connection.
+                for place, size in enumerate(sizes):
+                    if not wanted():
                         found.clear()
-                        self._disconnect()
+                        self._pass_over(peer, sizes[place:], until)
                         break
                     found.append(read_object(peer, size, until))
-                self._note(_answered([status for status, _ in found]))
+                if found:  # Else nothing was read that tells whether it serves.
+                    self._note(_answered([status for status, _ in found]))
             except (CarrierError, OSError) as error:
                 late = isinstance(error, TimeoutError) and self._peer is not None
                 if late and found:  # It serves, and is slow: who asks for less, or again, gets it.
@@ -131,6 +137,19 @@ class KvCarrier:
             finally:
                 self._asking.release()
         return found + [(ObjectStatus.AWAY, b"")] * (len(names) - len(found))
+
+    def _pass_over(self, peer: socket.socket, sizes: Sequence[int], until: float) -> None:
+        """Read the rest of an answer, or close the connection where that is much or late. It says nothing of whether
+        the store serves."""
+        if sum(sizes) > REST_BYTES:
+            self._disconnect()
+            return
+        until = min(until, time.monotonic() + REST_S)
+        try:
+            for size in sizes:
+                read_object(peer, size, until)
+        except (CarrierError, OSError):
+            self._disconnect()
 
     def offer(
         self,

@@ -5,7 +5,8 @@ all of the room: each gets more while it has less than is free, so half of it wh
 who has none.
 
 Names that were not taken are told again, some behind each request that the store serves. One under which an object is
-written meanwhile is not: the object would be dropped that has just come.
+written meanwhile is not: the object would be dropped that has just come. Where that object is not written after all,
+the name is told: the store still has what was to be dropped, which may be a block that an engine called wrong.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Put:
     wanted: Callable[[], bool]
     owner: str
     """Whose it is."""
+    number: int = 0
+    """Number among all that were taken; the queue sets it."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,13 @@ class WriteQueue:
         """Names to drop in the queue and on their way."""
         self.untold = OrderedDict[bytes, None]()
         """Names to drop that are told behind requests that the store serves, in this order."""
+        self._taken = 0
+        """Objects that were taken so far."""
+        self._owed: dict[bytes, int] = {}
+        """Names to drop under which an object waits or is on its way: told where that is not written. With each the
+        number of the first object behind the word: one of an earlier number may be what is to be dropped."""
+        self._leaving = set[bytes]()
+        """Names of the objects that are on their way."""
         self._probe = b""
         """Name that was made up for the last probe: nothing is to be dropped under it."""
 
@@ -88,8 +98,8 @@ class WriteQueue:
 
     @property
     def num_drops(self) -> int:
-        """Names to drop: in the queue, on their way, and those to be told again."""
-        return self._named + len(self.untold)
+        """Names to drop: in the queue, on their way, those to be told again, and those that may have to be."""
+        return self._named + len(self.untold) + len(self._owed)
 
     def offer(self, put: Put) -> bool:
         """Take an object; False where there is no room, or its owner has its part of it."""
@@ -97,7 +107,11 @@ class WriteQueue:
         part, size = self._parts.get(put.owner, _Part()), len(put.body)
         if part.bytes + size > QUEUE_BYTES - self._all.bytes or part.puts >= MAX_PUTS - self._all.puts:
             return False
-        self.untold.pop(put.name, None)
+        self._taken += 1
+        put.number = self._taken
+        if put.name in self.untold:
+            del self.untold[put.name]
+            self._owed[put.name] = put.number
         self._waiting[put.name] = put
         self._queue.append(put)
         self._count(put.owner, size, 1)
@@ -106,6 +120,7 @@ class WriteQueue:
     def drop(self, name: bytes, *, later: bool) -> None:
         """Take a name to drop. An object under it that is not on its way is not written, and its ``done`` is not
         called. ``later``: it is told behind requests that the store serves, so that what is written does not wait."""
+        self._owed.pop(name, None)
         put = self._waiting.pop(name, None)
         if put is not None and put.body is not None:
             self._count(put.owner, -len(put.body), 0)
@@ -138,6 +153,7 @@ class WriteQueue:
             else:
                 if one.body is not None and not one.wanted():
                     self._forget(one)
+                    self._tell_owed(one.name)
                     self._count(one.owner, -len(one.body), 0)
                     one.body = None
                 if one.body is not None:
@@ -146,6 +162,7 @@ class WriteQueue:
                     puts.append((one, one.body))
                     size += len(one.body)
                     self._forget(one)
+                    self._leaving.add(one.name)
                 self._count(one.owner, 0, -1)
             self._queue.popleft()
         return puts, tuple(drops)
@@ -155,13 +172,21 @@ class WriteQueue:
         those kept before are queued as one request has: a store that serves some requests and not others is not told
         all of them each time. It takes drops while it refuses objects, as one whose memory is full does."""
         puts, drops = batch
-        for one, body in puts:
+        self._leaving.clear()
+        for (one, body), status in zip(puts, statuses if puts else (), strict=True):
             self._count(one.owner, -len(body), 0)
-        untold = [
+            if status is not ObjectStatus.OK:
+                self._tell_owed(one.name)
+            elif one.number >= self._owed.get(one.name, 0):
+                self._owed.pop(one.name, None)
+        missed = [
             name
-            for name, status in (zip(drops, statuses, strict=True) if drops else ())
-            if status in NOT_TAKEN and name != self._probe and name not in self._waiting
+            for name, status in zip(drops, statuses if drops else (), strict=True)
+            if status in NOT_TAKEN and name != self._probe
         ]
+        # All that waits stood behind these.
+        self._owed.update((name, 0) for name in missed if name in self._waiting)
+        untold = [name for name in missed if name not in self._waiting]
         self._named -= len(drops)
         if not (ObjectStatus.AWAY in statuses or (drops and ObjectStatus.REFUSED in statuses)):
             for name in list(islice(self.untold, MAX_OBJECTS)):
@@ -174,6 +199,12 @@ class WriteQueue:
         """Let nobody drop an object before it is written any more, unless another of its name waits."""
         if self._waiting.get(put.name) is put:
             del self._waiting[put.name]
+
+    def _tell_owed(self, name: bytes) -> None:
+        """An object was not written: what was to be dropped under its name is, unless another one may be."""
+        if name in self._owed and name not in self._waiting and name not in self._leaving:
+            del self._owed[name]
+            self.untold[name] = None
 
     def _count(self, owner: str, size: int, puts: int) -> None:
         part = self._parts.setdefault(owner, _Part())

@@ -15,7 +15,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
@@ -47,8 +46,10 @@ READ_BATCH = 16
 SEND_PATIENCE_S = 1.0
 """Seconds for which a fetch waits for room in the engine's ring before it is given up."""
 
-MAX_FORGETS = 4_096
-"""Most words that wait to be sent to the engine: a lease that ends and comes back takes three for each tenant."""
+MAX_MARKS = 4_096
+"""Most namespaces of which the engine is still to be told something, two words of each at most: a lease that ends and
+comes back changes two namespaces of each tenant. An engine that has read nothing while so many changed is ended: it
+would keep what it was to forget."""
 
 PORT_SHARE = 0.8
 """Part of one processor that the thread of one engine may use on and on. An engine that sends or rings without end
@@ -96,7 +97,12 @@ class SpillPort:
         self.name = name
         """Name of the sandbox."""
         self._failed = failed
-        self._words: deque[Forget | Share] = deque(maxlen=MAX_FORGETS)
+        self._telling = threading.Lock()
+        """Held around looks at what the engine is to be told."""
+        self._words: dict[bytes, list[Forget | Share]] = {}
+        """By mark what the engine is to be told, the oldest first: to forget, to share, or both in this order."""
+        self._overrun = False
+        """Whether there was more to tell than may wait."""
         self._lost = set[bytes]()
         """Marks of which the engine is to be told that the store has lost what it had: each once, however often."""
         self._closing = threading.Event()
@@ -120,21 +126,35 @@ class SpillPort:
 
     def forget(self, namespace: bytes) -> None:
         """Ask the engine to forget a namespace; sent by the thread."""
-        self._words.append(Forget(mark_of(namespace)))
+        mark = mark_of(namespace)
+        with self._telling:
+            self._words.pop(mark, None)  # What was to be shared ends with it.
+            self._lost.discard(mark)
+            self._add(Forget(mark))
         self._ring()
 
     def share(self, namespace: bytes) -> None:
         """Tell the engine that other hosts may have blocks of a namespace, where it shares; sent by the thread."""
         if self._fleet is not None:
             kv = self._fleet[0]
-            self._words.append(Share(mark_of(namespace), kv.writes_computed, kv.lasts_s))
+            with self._telling:
+                self._add(Share(mark_of(namespace), kv.writes_computed, kv.lasts_s))
             self._ring()
+
+    def _add(self, word: Forget | Share) -> None:
+        """Have a word told behind those that wait; the lock is held."""
+        if word.mark not in self._words and len(self._words) >= MAX_MARKS:
+            self._overrun = True
+            return
+        words = self._words.setdefault(word.mark, [])
+        words[:] = [one for one in words if type(one) is not type(word)] + [word]
 
     def lose(self, namespaces: Iterable[bytes]) -> None:
         """Tell the engine that hosts find nothing any more of what it sent of these namespaces; sent by the thread."""
         if self._fleet is not None:
-            for namespace in namespaces:
-                self._lost.add(mark_of(namespace))
+            marks = {mark_of(namespace) for namespace in namespaces}
+            with self._telling:
+                self._lost |= marks
             self._ring()
 
     def _ring(self) -> None:
@@ -163,6 +183,8 @@ class SpillPort:
             self.broke = True
             log.warning("an engine broke the protocol on its spill channel", sandbox=self.name, problem=str(error))
             self._failed(SpillBreachError(f"broke the protocol on its spill channel: {error}"))
+        except SpillPortError as error:
+            self._failed(error)
         except OSError as error:
             self._failed(_refused(error))
 
@@ -195,17 +217,40 @@ class SpillPort:
             pace()  # Rings with nothing behind them cost time as well.
 
     def _tell(self) -> None:
-        """Send what the engine is to be told. Where its ring stays full the rest is sent later, and none is lost."""
-        while self._words:
-            word = self._words.popleft()
-            if not self._send(word):
-                self._words.appendleft(word)
+        """Send what the engine is to be told. Where its ring stays full the rest is sent later, and none is lost.
+
+        Raises:
+            SpillPortError: it has read nothing while more changed than may wait.
+        """
+        while (word := self._next_word()) is not None:
+            sent = self._send(word)
+            with self._telling:
+                if isinstance(word, Lost):
+                    if not sent:
+                        self._lost.add(word.mark)
+                elif sent:
+                    self._note_told(word)
+            if not sent:
                 return
-        while self._lost:
-            mark = self._lost.pop()
-            if not self._send(Lost(mark)):
-                self._lost.add(mark)
-                return
+
+    def _note_told(self, word: Forget | Share) -> None:
+        """A word was sent; meanwhile there may be another of its namespace. The lock is held."""
+        words = self._words.get(word.mark, [])
+        words[:] = [one for one in words if one is not word]
+        if not words:
+            self._words.pop(word.mark, None)
+
+    def _next_word(self) -> Forget | Share | Lost | None:
+        """What the engine is to be told next; a word to forget or to share stays until it was sent."""
+        with self._telling:
+            if self._overrun:
+                raise SpillPortError(
+                    f"the engine has read nothing on its spill channel while {MAX_MARKS} namespaces changed, and would "
+                    "keep what it is to forget. It is started again; when this repeats, look at why it reads nothing"
+                )
+            for words in self._words.values():
+                return words[0]
+            return Lost(self._lost.pop()) if self._lost else None
 
     def serve(self, message: Message) -> None:
         """Serve one message, without pauses."""

@@ -10,8 +10,8 @@
 # current -> revisions/NAME, previous -> the one before, and for each file of a revision a link of its name to current/.
 # While a switch is under way .before leads to the revision that was in force: one that was ended in between is known by it,
 # and the next one goes back there where the appliance refuses. A reload may take --wait seconds (3600): it reads weights.
-# Exit status: 0 in force; 1 refused, nothing has changed; 2 wrong use; 3 swapped, but nothing here answered the reload:
-# what starts next reads the new files; 4 swapped, and whether it is in force is not known: the same again finds out.
+# Exit status: 0 in force; 1 refused, nothing has changed; 2 wrong use; 3 swapped, and nothing runs or starts here: what
+# starts next reads the new files; 4 swapped, and whether it is in force is not known: the same again finds out.
 set -eu
 
 etc=/etc/athanor
@@ -19,12 +19,23 @@ admin=auto
 wait_s=3600
 sums=SHA256SUMS
 trial=
+told=
+# Status of a run that ends by what nobody expects, as where the disk is full; 4 once the files are swapped.
+failed=1
 
 say() { printf 'athanor-files: %s\n' "$*" >&2; }
-refuse() { say "$*"; exit 1; }
-wrong() { say "$*"; sed -n '4,7s/^# *//p' "$0" >&2; exit 2; }
+leave() { told=yes; exit "$1"; }
+refuse() { say "$*"; leave 1; }
+wrong() { say "$*"; sed -n '4,7s/^# *//p' "$0" >&2; leave 2; }
 clean() { if [ -n "$trial" ]; then rm -rf "$trial"; fi; }
-trap clean EXIT
+ended() {
+    ending=$?
+    clean || true
+    if [ "$ending" = 0 ] || [ -n "$told" ]; then exit "$ending"; fi
+    say "a command failed (status $ending)"
+    exit "$failed"
+}
+trap ended EXIT
 
 # Files and folders of a folder, without its sums and what begins with a dot. `whole` has seen that none has a blank.
 names() { (cd "$1" && for one in *; do [ "$one" = "$sums" ] || [ ! -e "$one" ] || printf '%s\n' "$one"; done); }
@@ -114,7 +125,8 @@ switch() {
     for one in $(names "$etc/revisions/$1"); do
         leads "$etc/$one" || link "current/$one" "$etc/$one"
     done
-    link "revisions/$1" "$etc/current"
+    link "revisions/$1" "$etc/current" || refuse "cannot swap $etc/current"
+    failed=4
     status=0
     said=$(athanor reload --admin "$admin" --timeout "$wait_s" 2>&1) || status=$?
     printf '%s\n' "$said" >&2
@@ -126,26 +138,37 @@ switch() {
 }
 
 turn_back() {
-    if [ -z "$before" ] || [ "$before" = "$1" ]; then refuse "the appliance refused $1, and there is none to go back to"; fi
+    [ -n "$before" ] || refuse "the appliance refused $1, and there is none to go back to"
+    if [ "$before" = "$1" ]; then
+        settle "$1"
+        refuse "the appliance refused $1, which is in force since before: there is nothing to take back"
+    fi
     mv -T "$etc/.before" "$etc/current"
+    failed=1
     sweep
     athanor reload --admin "$admin" --timeout "$wait_s" >&2 ||
         say "the reload of $before failed as well: athanor status says what is in force"
     refuse "the appliance refused $1: $before stays in force"
 }
 
-# An appliance that does not run reads the files at its next start. One that has not answered may have refused them, and one
-# that ended meanwhile may not start with them.
-unanswered() {
-    case $said in
-        *"nothing answers at"*": connection refused"* | *"nothing answers at"*": no such file"*)
-            settle "$1"
-            say "the next start reads $1: nothing here answered the reload (status $status)"
-            exit 3
-            ;;
+# Whether systemd has a gateway that does not listen yet, or does after all: it reads its files long before.
+starts() {
+    case $(systemctl show --property ActiveState --value athanor-gateway.service 2>/dev/null || true) in
+        active | activating | reloading) return 0 ;;
     esac
+    return 1
+}
+
+# An appliance that does not run (status 6) reads the files at its next start. One that starts may have read what was before,
+# one that has not answered may have refused them, and one that ended meanwhile may not start with them.
+unanswered() {
+    if [ "$status" = 6 ] && ! starts; then
+        settle "$1"
+        say "the next start reads $1: nothing here answered the reload"
+        leave 3
+    fi
     say "whether $1 is in force is not known (status $status): athanor status tells; the same again reloads, and goes back where that is refused"
-    exit 4
+    leave 4
 }
 
 while [ $# -gt 0 ]; do

@@ -47,6 +47,23 @@ exec {ln} "$@"
 """
 
 
+SYSTEMCTL = """\
+#!/bin/sh
+# State of the gateway's unit: the line of the file `unit`; nothing without it, as without systemd.
+cat {folder}/unit 2>/dev/null
+"""
+
+
+STEP = """\
+#!/bin/sh
+# The command, and a number for each call of one; the call whose number is in the file `kill` ends all before it.
+n=$(($(cat {folder}/count) + 1))
+echo $n > {folder}/count
+[ "$n" != "$(cat {folder}/kill)" ] || kill -9 0
+exec {command} "$@"
+"""
+
+
 class Host:
     """One host's folder of files."""
 
@@ -59,6 +76,8 @@ class Host:
         (folder / "bin/athanor").chmod(0o755)
         (folder / "bin/ln").write_text(LN.format(folder=folder, ln=shutil.which("ln")))
         (folder / "bin/ln").chmod(0o755)
+        (folder / "bin/systemctl").write_text(SYSTEMCTL.format(folder=folder))
+        (folder / "bin/systemctl").chmod(0o755)
         self.answer("exit 0")
 
     def answer(self, line: str) -> None:
@@ -114,6 +133,17 @@ class Host:
         """A revision is in force."""
         status, told = self.run("switch", name)
         assert status == 0 and f"{name} is in force" in told, told
+
+    def count_steps(self) -> None:
+        """Count the commands of the script from now on, and end all before one of them (``STEP``)."""
+        for name in ("athanor", "ln", "mv", "rm", "mktemp"):
+            tool, real = self.folder / "bin" / name, self.folder / "bin" / f"{name}.real"
+            if tool.exists():
+                tool.rename(real)
+            else:
+                real.symlink_to(str(shutil.which(name)))
+            tool.write_text(STEP.format(folder=self.folder, command=real))
+            tool.chmod(0o755)
 
     def shown(self) -> list[str]:
         """The revision in force, and the one before."""
@@ -230,6 +260,53 @@ def test_a_switch_that_was_killed_is_known_by_the_next(host: Host) -> None:
     assert host.shown() == ["c", "b"] and host.left() == set()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("first", "second", "words", "in_force"),
+    [
+        ("exit 0", "exit 0", ("switch", "b"), "b"),
+        ("exit 0", "exit 1", ("switch", "b"), "ab"),
+        ("exit 0", "exit 0", ("back",), "az"),
+        ("exit 1", "exit 1", ("switch", "b"), "a"),
+        ("exit 6", "exit 6", ("switch", "c"), "c"),
+    ],
+)
+def test_a_kill_before_any_step(
+    tmp_path: Path, root: Path, first: str, second: str, words: tuple[str, ...], in_force: str
+) -> None:
+    """A switch is killed before each command that it runs, and another run goes on: one revision is in force, its names
+    and no others lead to its files, and nothing else is left. What a reader finds in between is whole as well. A reload
+    comes to ``first`` in the run that is killed and to ``second`` behind it; a refused one leaves a revision in force
+    that was so before. Control: the last run is killed nowhere."""
+    host = Host(tmp_path, root)
+    for name, old in (("z", "zed"), ("a", "old"), ("b", "extra"), ("c", "third")):
+        host.deliver(name, **{f"{old}_yaml": "x"})
+    host.switched("z")
+    host.switched("a")
+    host.count_steps()
+    shutil.copytree(host.etc, tmp_path / "before", symlinks=True)
+    for step in range(1, 60):
+        shutil.rmtree(host.etc)
+        shutil.copytree(tmp_path / "before", host.etc, symlinks=True)
+        host.answer(first)
+        (host.folder / "count").write_text("0")
+        (host.folder / "kill").write_text(str(step))
+        killed = host.run("switch", "b")[0] == -signal.SIGKILL
+        assert all((host.etc / name).exists() for name in ("athanor.yaml", "policy.yaml", "credentials.json"))
+        (host.folder / "kill").write_text("none")
+        host.answer(second)
+        told = host.run(*words)
+        shown = host.shown()[0]
+        assert shown in in_force, (step, told)
+        names = {one.name for one in (host.etc / "revisions" / shown).iterdir()} - {"SHA256SUMS"}
+        assert {one.name for one in host.etc.iterdir()} == names | {"revisions", "current", "previous"}, (step, told)
+        assert all((host.etc / name).samefile(host.etc / "revisions" / shown / name) for name in names)
+        if not killed:
+            assert step > 15
+            return
+    pytest.fail("a switch has more steps than these")
+
+
 def test_what_a_killed_run_left_is_not_put_in_force(host: Host) -> None:
     """A run that was killed between the making of a link and its rename has left one under the name that a run of the
     same process number takes, as every run in a container has: the revision that was asked for is in force, and no
@@ -282,6 +359,43 @@ def test_an_appliance_that_does_not_answer_in_time_has_not_put_it_in_force(host:
     status, told = host.run("--admin", nobody, "switch", "b")
     assert status == 3 and "the next start reads b" in told, told
     assert host.shown() == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"), [("activating", 4), ("active", 4), ("reloading", 4), ("inactive", 3), ("failed", 3)]
+)
+def test_an_appliance_that_starts_may_have_read_what_was_before(host: Host, unit: str, expected: int) -> None:
+    """A gateway reads its files seconds before it listens: swapped in between, nothing listens, and what is in force is
+    the revision before. So it is not known, and the same again puts it in force. Control: where no gateway starts the
+    next start reads it."""
+    for name in ("a", "b"):
+        host.deliver(name)
+    host.switched("a")
+    host.answer("exit 6")
+    (host.folder / "unit").write_text(unit + "\n")
+    status, told = host.run("switch", "b")
+    assert (status, "the next start reads b" in told) == (expected, expected == 3), told
+    host.answer("exit 0")
+    host.switched("b")
+    assert host.shown() == ["b", "a"] and host.left() == set()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_nobody_expects_has_the_status_of_where_it_stands(host: Host, swapped: bool) -> None:
+    """A command of the script fails with a status that the script has a meaning for, as `sed` and `sort` do where the
+    disk is full: before the swap it is refused, behind it not known, and the same again finishes it."""
+    for name in ("a", "b"):
+        host.deliver(name, **({"extra_yaml": "x"} if name == "a" else {}))
+    host.switched("a")
+    name = "rm" if swapped else "mktemp"
+    broken = host.folder / "bin" / name
+    broken.write_text(f'#!/bin/sh\ncase "$*" in *extra.yaml | -d*) exit 3 ;; esac\nexec {shutil.which(name)} "$@"\n')
+    broken.chmod(0o755)
+    status, told = host.run("switch", "b")
+    assert (status, host.shown()[0]) == ((4, "b") if swapped else (1, "a")) and "failed (status 3)" in told, told
+    broken.unlink()
+    host.switched("b")
+    assert host.shown()[0] == "b" and host.left() == set()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../etc", "a/b", "-a b", "x#y", "x&y"])

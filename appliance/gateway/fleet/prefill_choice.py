@@ -104,13 +104,14 @@ class PrefillHosts:
                 del load.of_tenants[tenant]
 
     def rest(self, host: PrefillHost, now: float, seconds: float = REST_S, *, tenant: str = "") -> None:
-        """Ask a host no more for a while; for a ``tenant``'s prompts alone, where one is named."""
-        load = self._load(host)
+        """Ask a host no more for a while; for a ``tenant``'s prompts alone, where one is named. A rest that is longer
+        stays: prompts that were under way together end one by one."""
+        load, until = self._load(host), now + seconds
         if not tenant:
-            load.rests_until = now + seconds
+            load.rests_until = max(load.rests_until, until)
             return
-        load.tenant_rests = {name: until for name, until in load.tenant_rests.items() if until > now}
-        load.tenant_rests[tenant] = now + seconds
+        load.tenant_rests = {name: end for name, end in load.tenant_rests.items() if end > now}
+        load.tenant_rests[tenant] = max(until, load.tenant_rests.get(tenant, until))
 
     def computed(self, host: PrefillHost, now: float) -> None:
         """Note that a host has computed a prompt."""

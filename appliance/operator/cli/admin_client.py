@@ -79,16 +79,23 @@ class SilentError(UnreachableError):
     """Somebody listens there and does not answer."""
 
 
-def ask(admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S) -> Answer:
+class AbsentError(UnreachableError):
+    """Nobody listens there."""
+
+
+def ask(
+    admin: str, path: str, method: str = "GET", timeout_s: float = ANSWER_S, *, absent: int = exits.UNREACHABLE
+) -> Answer:
     """One request to the admin listener at ``http://HOST:PORT``, ``HOST:PORT`` or ``unix:PATH``.
 
-    Ends the command with ``UNREACHABLE`` when nobody answers, or somebody else does.
+    Ends the command with ``UNREACHABLE`` when nobody answers, or somebody else does, and with ``absent`` when nobody
+    listens there.
     """
     try:
         return try_ask(admin, path, method, timeout_s)
     except UnreachableError as error:
         message, hint = error.args
-        fail(exits.UNREACHABLE, message, hint)
+        fail(absent if isinstance(error, AbsentError) else exits.UNREACHABLE, message, hint)
 
 
 def try_ask(
@@ -118,8 +125,7 @@ def tell(admin: str, path: str, method: str, timeout_s: float = ANSWER_S) -> Non
     try:
         connection.request(method, path, headers={"accept": "application/json", **_login(method)})
     except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise _unreachable(admin, why) from error
+        raise _unreachable(admin, error) from error
     finally:
         connection.close()
 
@@ -155,8 +161,7 @@ def _exchange(
         hint = "ask as root, or as a member of the socket's group"
         raise UnreachableError(f"{admin} is not ours to ask: permission denied", hint) from None
     except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise _unreachable(admin, why) from error
+        raise _unreachable(admin, error) from error
     finally:
         connection.close()
     if len(body) > MAX_BODY_BYTES:
@@ -203,11 +208,13 @@ def _connection(admin: str, timeout_s: float, tls: ssl.SSLContext | None) -> htt
     return http.client.HTTPConnection(host, port or 80, timeout=timeout_s)
 
 
-def _unreachable(admin: str, why: str) -> UnreachableError:
+def _unreachable(admin: str, error: Exception) -> UnreachableError:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
     start = "start the appliance with `athanor demo`, or name its admin listener with --admin"
     if SERVICE_CONFIG.is_dir():
         start = "`athanor doctor` and `systemctl status athanor.target` say why; --admin names another listener"
-    return UnreachableError(f"nothing answers at {admin}: {why.lower()}", start)
+    kind = AbsentError if isinstance(error, ConnectionRefusedError | FileNotFoundError) else UnreachableError
+    return kind(f"nothing answers at {admin}: {why.lower()}", start)
 
 
 def read(kind: type[T], answer: Answer, *others: int) -> T:

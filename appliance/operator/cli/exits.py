@@ -20,3 +20,7 @@ CANNOT_START = 4
 
 INCOMPLETE = 5
 """Nothing failed, and not everything could be shown here."""
+
+NOT_RUNNING = 6
+"""Nobody listens on the admin address: nothing runs there, or it is about to start or to end. ``athanor reload`` alone
+tells this from ``UNREACHABLE``."""

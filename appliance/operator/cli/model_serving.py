@@ -388,17 +388,17 @@ def _reload(loaded: ApplianceConfig, admin: str | None, target: _Target) -> bool
     """Reload; False where nothing runs. What is refused ends the command, with everything as it was."""
     from appliance.common.figures import printable
     from appliance.common.status import ReloadOutcome
-    from appliance.operator.cli.admin_client import SilentError, UnreachableError, read, try_ask
+    from appliance.operator.cli.admin_client import AbsentError, UnreachableError, read, try_ask
 
     try:
         answer = try_ask(admin or loaded.listen.admin, "/reload", "POST", RELOAD_S)
-    except SilentError as error:
-        target.undo()
-        _end(exits.UNREACHABLE, f"{error.args[0]}; {target.file} is as before")
-    except UnreachableError as error:
+    except AbsentError as error:
         output().print("done; in force at the next start: nothing answers now", soft_wrap=True)
         output().print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
         return False
+    except UnreachableError as error:
+        target.undo()
+        _end(exits.UNREACHABLE, f"{error.args[0]}; {target.file} is as before")
     except BaseException:
         target.undo()
         raise

@@ -13,10 +13,10 @@ from appliance.operator.cli import exits
 from appliance.operator.cli.moments import MOMENTS, read_moment
 from appliance.operator.cli.options import DEFAULT_CONFIG, FIND, Admin, Config, Output
 from appliance.operator.cli.tenant import Yes, confirm
-from appliance.operator.cli.terminal import Format, fail, output, print_data
+from appliance.operator.cli.terminal import Format, errors, fail, output, print_data
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from appliance.common.config import ApplianceConfig
     from appliance.common.policy_history import PolicyHistory, Version
@@ -56,7 +56,10 @@ MS = 1_000
 
 NEXT_START = "it is in force at the next start: nothing answers now"
 
-UNREAD = "its files were replaced before the supervisor had read them, so nothing but the digest is kept"
+UNREAD = (
+    "its files were replaced before the supervisor had read them, or are larger than a version, so nothing but the "
+    "digest is kept"
+)
 """What is told of a version without texts."""
 
 MAX_ROWS = 20
@@ -99,7 +102,7 @@ def history(
     if number is not None:
         _show_version(kept, kept.read(number), output_format)
         return
-    versions = [_row(kept.read(one)) for one in kept.numbers()]
+    versions = [_row(one) for one in _readable(kept)]
     if print_data({"versions": versions}, output_format):
         return
     from appliance.operator.cli.policy_versions_view import history_view
@@ -324,22 +327,22 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
     from rich.markup import escape
 
     from appliance.common.status import ReloadOutcome
-    from appliance.operator.cli.admin_client import SilentError, UnreachableError, read, try_ask
+    from appliance.operator.cli.admin_client import AbsentError, UnreachableError, read, try_ask
 
     console = output()
     try:
         answer = try_ask(admin, "/reload", "POST", RELOAD_S)
-    except SilentError as error:
+    except AbsentError as error:
+        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
+        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
+        return None
+    except UnreachableError as error:
         placement.undo()
         fail(
             exits.UNREACHABLE,
             f"{error.args[0]}; the files are as before, and what is in force is not known",
             "athanor status names the policy in force; athanor reload puts the files in force",
         )
-    except UnreachableError as error:
-        console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
-        console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
-        return None
     if answer.status not in (OK, CONFLICT):
         placement.undo()
         fail(exits.REFUSED, f"the reload failed with status {answer.status}, and the files are as before")
@@ -351,6 +354,18 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
     for line in outcome.warnings:
         console.print(f"[bold yellow]warning:[/bold yellow] {escape(line)}", soft_wrap=True)
     return outcome
+
+
+def _readable(kept: PolicyHistory) -> Iterator[Version]:
+    """Yield the versions, the newest first. One that cannot be read hides no other: it is told beside the list."""
+    from appliance.common.errors import ConfigError
+    from appliance.common.figures import printable
+
+    for number in kept.numbers():
+        try:
+            yield kept.read(number)
+        except ConfigError as error:
+            errors().print(printable(f"note: {error.message}"), soft_wrap=True, markup=False, highlight=False)
 
 
 def _row(version: Version) -> dict[str, Any]:
@@ -368,12 +383,12 @@ def _show_since(kept: PolicyHistory, begin: datetime, output_format: Format) -> 
     """What each version changed that came into force at a time or later, the oldest first."""
     from appliance.operator.cli.policy_versions_view import since_view
 
-    numbers, told = kept.numbers(), []
-    for version, before in zip(numbers, [*numbers[1:], None], strict=True):
-        one = kept.read(version)
-        if one.since_ms < begin.timestamp() * MS:
-            break
-        told.append((_row(one), *changed_by(None if before is None else kept.read(before), one)))
+    versions, told = _readable(kept), []
+    one = next(versions, None)
+    while one is not None and one.since_ms >= begin.timestamp() * MS:
+        before = next(versions, None)
+        told.append((_row(one), *changed_by(before, one)))
+        one = before
     told.reverse()
     document = [
         {

@@ -13,7 +13,7 @@ from appliance.operator.cli.options import FIND, Admin, Output
 from appliance.operator.cli.terminal import Format, fail, output, print_data
 
 EXAMPLES = """
-athanor reload | exit code 0: in force; 1: nothing changed
+athanor reload | exit code 0: in force; 1: nothing changed; 6: nothing runs, the next start reads the files
 athanor policy check policy.yaml && athanor reload | look before
 athanor reload --config .athanor/athanor.yaml | the appliance that this configuration is of
 """
@@ -38,7 +38,8 @@ def reload(
 
     Reads policy, keys and athanor.yaml anew and waits for the outcome. All or nothing: with a
     problem in any file all stays as it was. Keys of athanor.yaml that cannot change while it
-    runs are listed with what a restart would make of them.
+    runs are listed with what a restart would make of them. Exit code 3: what listens there did not
+    answer, or not as it should, so that it is not known what is in force; 6: nothing listens there.
     """
     from rich.text import Text
 
@@ -51,7 +52,7 @@ def reload(
         if source is not None and source.name != "DEFAULT":
             fail(exits.USAGE, "--admin and --config both say whom to ask: leave one of them out")
         admin = load_config(config).listen.admin
-    answer = ask(admin, "/reload", "POST", timeout)
+    answer = ask(admin, "/reload", "POST", timeout, absent=exits.NOT_RUNNING)
     outcome = read(ReloadOutcome, answer, CONFLICT)
     if print_data(answer.body, output_format):
         raise typer.Exit(exits.OK if outcome.ok else exits.REFUSED)

@@ -36,7 +36,8 @@ EXIT_STATUS = """\
 2  the command line is wrong
 3  nothing answers on the admin address
 4  the appliance cannot start
-5  no guarantee failed, and not all could be shown here"""
+5  no guarantee failed, and not all could be shown here
+6  nothing listens on the admin address: `athanor reload` alone tells it from 3"""
 
 
 def pages(app: typer.Typer, share: PurePosixPath) -> dict[PurePosixPath, bytes]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from appliance.carrier import store as module
 from appliance.carrier.service import MAX_CONNECTIONS, CarrierService, listen
@@ -195,6 +196,28 @@ def test_a_request_out_of_bounds_ends_its_connection(wrong: str) -> None:
                 peer.close()
         service.stop()
         thread.join()
+
+
+def test_a_question_that_is_left_is_no_line_of_the_log(running: RunningStore) -> None:
+    """A connection that is closed before its answer was taken, as often as requests are left, is told nowhere, whatever
+    of the answer was under way. Control: one that sends no request of this release is told."""
+    name, size = b"n" * 32, 4 << 20
+    kept = ObjectStore(config(running.address))
+    assert kept.put([(name, bytearray(size))], 1, 60) == [ObjectStatus.OK]
+    kept.close()
+    ask = CarrierRequest(Order.GET, (name,) * 2, (size,) * 2).encode()
+    with capture_logs() as told:
+        for sent, lines in ((ask, 0), (ask, 0), (b"x" * 64, 1)):
+            service = CarrierService(config(running.address), socket.socket())
+            ours, theirs = socket.socketpair()
+            with ours:
+                ours.sendall(sent)
+                serving = threading.Thread(target=service._serve, args=(theirs,))
+                serving.start()
+                if not lines:
+                    assert ours.recv(1)
+            serving.join(20)
+            assert [one["log_level"] for one in told if one["log_level"] != "debug"] == ["warning"] * lines
 
 
 def test_a_request_is_read_as_it_was_written() -> None:

@@ -64,6 +64,25 @@ def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert history.numbers() == [6, 5, 4]
 
 
+def test_texts_are_bounded_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of a large policy push the oldest out before there are as many as may be, and the newest two stay
+    however large they are, so that there is one to go back to. Of one that is larger than what is read back the digest
+    is kept, once, in place of a file that nobody can read. Control: small ones are all kept."""
+    history = PolicyHistory(tmp_path)
+
+    def keep(number: int, size: int) -> bool:
+        return history.record(f"{number:064x}", {"policy.yaml": "x" * size}, ("policy.yaml",), number)
+
+    assert all(keep(number, 10) for number in range(1, 6)) and history.numbers() == [5, 4, 3, 2, 1]
+    monkeypatch.setattr(module, "MAX_FOLDER_BYTES", 10_000)
+    assert keep(6, 4_000) and keep(7, 4_000) and history.numbers() == [7, 6, 5, 4, 3, 2, 1]
+    assert keep(8, 4_000) and history.numbers() == [8, 7]
+    assert keep(9, 20_000) and keep(10, 20_000) and history.numbers() == [10, 9]
+    monkeypatch.setattr(module, "MAX_BYTES", 30_000)
+    assert keep(11, 30_000) and not keep(11, 30_000)
+    assert history.numbers() == [11, 10, 9] and history.read(11).unread
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -19,6 +19,7 @@ import pytest
 
 from appliance.common.audit.entry import Entry
 from appliance.common.control import Control, SandboxDown
+from appliance.common.errors import SpillPortError
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor import lifecycle, spill_port
 from appliance.supervisor import spill_port as port_module
@@ -36,10 +37,13 @@ from isolation.ipc.errors import RingFull
 from isolation.ipc.frame import HEADER_BYTES
 from isolation.ipc.messages import NAMESPACE_KEY_BYTES, PROTOCOL_VERSION, Hello, Role
 from isolation.ipc.segment import GUEST_TO_HOST
-from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, mark_of
+from isolation.ipc.spill import Fetch, Fetched, Forget, Keep, Share, mark_of
 from isolation.keys.keyring import Keyring
+from tests.appliance.supervisor.test_fleet_kv import LIFE, Fleet, fleet
 from tests.appliance.supervisor.test_keeper import Sandbox, make
 from tests.isolation.ipc.wire import Wire, connect
+
+__all__ = ["fleet"]
 
 KEY = bytes(range(NAMESPACE_KEY_BYTES))
 BLOCK = b"block name 16 by"
@@ -266,6 +270,56 @@ async def test_a_breach_of_the_spill_channel_ends_that_life_of_the_engine(
     assert [(down.reason, down.generation) for down in one.downs] == [("fault", 1)]
     assert [down.cause for down in one.downs] == one.told()
     assert one.downs[0].cause.startswith("broke the protocol on its spill channel: ")
+
+
+def fill(wire: Wire) -> None:
+    """Leave no room in the engine's ring."""
+    for size in (1 << 16, 1 << 8, 1):
+        with contextlib.suppress(RingFull):
+            while True:
+                wire.host.send(Fetched(1, 0, bytes(size)))
+
+
+def test_no_word_pushes_another_one_out(
+    store: tuple[Keyring, SpillStore], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the engine reads nothing, leases end and come back again and again: of each namespace the last words wait,
+    and a word to forget that came first is told first. Where more namespaces change than may wait, that life of the
+    engine ends, since it would not forget: without suspicion, as it has broken nothing. Control: as many as may wait do
+    not end it."""
+    monkeypatch.setattr(port_module, "SEND_PATIENCE_S", 0.0)
+    monkeypatch.setattr(port_module, "MAX_MARKS", 4)
+    wire, failed = connect(Role.SPILL), list[Exception]()
+    fill(wire)
+    kv = fleet.hosts[0].kv
+    port = SpillPort(wire.host, "00" * 32, store[1], lambda _key: None, "engine", failed.append, (kv, LIFE))
+    try:
+        port.forget(KEY)
+        spaces = [bytes([number]) * NAMESPACE_KEY_BYTES for number in range(4)]
+        for _ in range(3):
+            for space in spaces[:3]:
+                port.share(space)
+                port.lose([space])
+                port.forget(space)
+                port.share(space)
+        port._tell()
+        while messages := wire.guest.receive(64):
+            assert all(isinstance(one, Fetched) for one in messages)
+        port._tell()
+        found = wire.guest.receive(64)
+        told = [(Forget(mark_of(space)), Share(mark_of(space), kv.writes_computed, kv.lasts_s)) for space in spaces[:3]]
+        assert found == [Forget(mark_of(KEY)), *(word for both in told for word in both)]
+        fill(wire)
+        for space in (KEY, *spaces):
+            assert failed == []
+            port.forget(space)
+        port.start()
+        port._thread.join(20)
+        assert [type(one) for one in failed] == [SpillPortError] and not port.broke
+    finally:
+        port.close()
+        wire.guest.close()
+        wire.raw.close()
 
 
 def test_a_word_waits_for_room_and_is_not_lost(

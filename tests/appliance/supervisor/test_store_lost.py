@@ -219,9 +219,16 @@ def test_a_tenant_leaves_room_to_others_among_what_waits_to_be_written(
         way.close()
 
 
-def test_a_fetch_that_nobody_waits_for_ends_between_two_blocks(fleet: Fleet, folder: Path, patient: None) -> None:
-    """Of a question for 16 blocks the rest is not read once nobody wants it, and nothing of it is given; the next
-    question is answered as any other, and the store does not count as away. Control: wanted, all come."""
+@pytest.mark.parametrize("most", [11 * (64 << 10), 11 * (64 << 10) - 1])
+def test_a_fetch_that_nobody_waits_for_ends_between_two_blocks(
+    fleet: Fleet, folder: Path, patient: None, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Of a question for 16 blocks nothing is given once nobody wants it. A rest that is small is read, and the next
+    question goes over the same connection; one byte more and the connection is closed. The next question is answered as
+    any other, and of the store nothing is learnt: it counts as away where it did. Control: wanted, all come."""
+    monkeypatch.setattr(kv_carrier, "REST_BYTES", most)
+    monkeypatch.setattr(kv_carrier, "REST_S", 10.0)
+    monkeypatch.setattr(kv_carrier, "PROBE_S", 60.0)
     names = [bytes([number]) * 32 for number in range(16)]
     with store(folder) as running, carrier(folder / "c", running.address):
         way, done = way_to(folder), list[ObjectStatus]()
@@ -236,9 +243,15 @@ def test_a_fetch_that_nobody_waits_for_ends_between_two_blocks(fleet: Fleet, fol
 
         found = way.get(names, [64 << 10] * 16, wanted)
         assert len(asked) == 6 and {status for status, _ in found} == {ObjectStatus.AWAY}
-        assert not any(body for _, body in found) and way._peer is None
+        left = way._peer
+        assert not any(body for _, body in found) and (left is not None) is (most == 11 * (64 << 10))
+        way._state = KvStoreState.STORE_AWAY
+        way.get(names[:1], [64 << 10], lambda: False)
+        assert way.state is KvStoreState.STORE_AWAY
         for _ in range(2):
             assert [status for status, _ in way.get(names, [64 << 10] * 16)] == [ObjectStatus.OK] * 16
+            assert way.state is KvStoreState.SERVES
+        assert left is None or way._peer is left
         way.close()
 
 

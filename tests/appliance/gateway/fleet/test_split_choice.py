@@ -112,6 +112,16 @@ def test_a_host_that_stalls_rests_for_as_long_as_it_was_waited_for() -> None:
     assert hosts.late(HOSTS[0], "t", 50.0, 60.0) and hosts.choose(address, "other", 60.0) is HOSTS[0]
 
 
+@pytest.mark.parametrize("tenant", ["", "t"])
+def test_a_longer_rest_stays(tenant: str) -> None:
+    """Prompts that were under way together end one by one: the last one, which waited least, ends no longer rest.
+    Control: a longer one does count."""
+    hosts = PrefillHosts(HOSTS[:1])
+    for seconds, until in ((30.0, 30.0), (REST_S, 30.0), (40.0, 40.0)):
+        hosts.rest(HOSTS[0], 0.0, seconds, tenant=tenant)
+        assert hosts.choose("", "t", until - 1) is None and hosts.choose("", "t", until) is HOSTS[0]
+
+
 def test_tenants_that_leave_are_not_remembered() -> None:
     """What a host is told of a thousand tenants, one after the other, is forgotten some time after their rests.
     Control: a row of failures goes on until then."""

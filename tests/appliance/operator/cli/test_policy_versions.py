@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -198,6 +199,26 @@ def test_the_listener_is_that_of_a_configuration(run: Run, place: Place, applian
     assert run("reload", "--config", str(place.folder / "none.yaml")).exit_code == 1
 
 
+def test_a_reload_tells_what_does_not_run_from_what_does_not_answer(run: Run, tmp_path: Path) -> None:
+    """Where nobody listens, on loopback or at a socket that is there or not, the exit code is 6. What takes a
+    connection and says nothing, or leaves, may have read the files: 3. Other commands have 3 for all."""
+    left = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(left))
+    for nobody in (NOBODY, f"unix:{left}", f"unix:{tmp_path / 'none'}"):
+        told = run("reload", "--admin", nobody)
+        assert told.exit_code == 6 and "nothing answers at" in told.stderr, nobody
+        assert run("status", "--admin", nobody).exit_code == 3
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert run("reload", "--admin", admin, "--timeout", "0.1").exit_code == 3
+        silent.accept()[0].close()
+        leaving = threading.Thread(target=lambda: silent.accept()[0].close())
+        leaving.start()
+        assert run("reload", "--admin", admin).exit_code == 3
+        leaving.join(20)
+
+
 def test_apply_that_gets_no_answer_claims_nothing(run: Run, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reload that takes too long: the files are as before, and the answer says what is not known."""
     monkeypatch.setattr("appliance.operator.cli.policy_versions.RELOAD_S", 0.1)
@@ -257,6 +278,27 @@ def test_a_version_without_texts_is_told_and_passed_over(run: Run, place: Place)
     assert (told.exit_code, "nothing but the digest is kept" in told.stderr) == (1, True)
     assert run("policy", "rollback", "--config", str(place.config), "--admin", NOBODY, "--yes").exit_code == 0
     assert place.digest() == before.digest, "the control"
+
+
+def test_a_version_that_cannot_be_read_hides_no_other(run: Run, place: Place) -> None:
+    """A damaged file of the history is told beside the list, which has the others, and the way back to one of them is
+    open. The version before the newest is nobody's guess: where it is the damaged one, the command ends with its name.
+    Control: undamaged, nothing is told."""
+    arguments = ("--config", str(place.config))
+    place.write("a", 7)
+    place.keep(1_790_000_180_000)
+    assert run("policy", "history", *arguments).stderr == ""
+    (damaged,) = place.history._folder.glob("000002-*.json")
+    damaged.write_text("{")
+    for more in ((), ("--since", "2020-01-01")):
+        listed = run("policy", "history", *arguments, "-o", "json", *more)
+        assert [one["version"] for one in json.loads(listed.stdout)["versions"]] in ([3, 1], [1, 3])
+        assert listed.exit_code == 0 and damaged.name in listed.stderr
+    before = place.texts()
+    told = run("policy", "rollback", *arguments, "--admin", NOBODY, "--yes")
+    assert (told.exit_code, damaged.name in told.stderr, place.texts()) == (1, True, before)
+    assert run("policy", "rollback", "1", *arguments, "--admin", NOBODY, "--yes").exit_code == 0
+    assert place.digest() == place.history.read(1).digest
 
 
 def test_rollback_without_a_history_says_so(run: Run, tmp_path: Path) -> None:
