@@ -125,7 +125,7 @@ $(BIN)/runsc: | $(BIN)/python
 
 # What tests look through: a Prometheus, a collector, a browser, a store, proxies, the schemas of Kubernetes. Without them
 # those tests are skipped. The mark is set only when all are there: what could not be had is tried again by the next `make`.
-$(VENV)/.observers: requirements/observers.py requirements/observers.lock requirements/kubernetes.lock | $(VENV)/.pip
+$(VENV)/.observers: $(addprefix requirements/,observers.py debian_parts.py placing.py observers.lock kubernetes.lock) | $(VENV)/.pip
 	@! $(BIN)/python requirements/observers.py --into $(BIN) || touch $@
 
 emulator: setup-dev ## a compiler and an emulator for aarch64, for tests of its kernels

@@ -12,15 +12,13 @@
     python requirements/observers.py --helm .venv/share/helm        Helm and kubectl
     python requirements/observers.py --clients .clients       clients and agent frameworks of the HTTP APIs
 
-Prometheus and Chromium are Debian's packages of this machine's own release, by apt with the machine's own settings;
-nothing of apt's state changes and no root is needed. What Chromium needs and the machine lacks lies beside it, in
-``share/chromium`` of the environment. The store for limits of a fleet is Debian's Valkey, or the Redis of a release
-that has none, and nginx and HAProxy are its packages too, likewise in folders of ``share``. The collector (rotel), the
-proxy (Envoy), Helm and kubectl are programs inside wheels of pinned digests, and Kubernetes' schemas are a file inside
-of one. Node's gRPC, Azurite and the grammar are npm's packages of pinned digests; Go and grpc-go are Debian's. Clients
-of the HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each set of those that go together. Each
-may fail: the tests that need it are then skipped with the reason, and the status is 1. Running it again gets what is
-missing.
+Prometheus, Chromium, nginx, HAProxy, the compiler and emulator for aarch64, Go and grpc-go are Debian's packages of
+this machine's own release (``debian_parts.py``), and so is the store for limits of a fleet: Debian's Valkey, or the
+Redis of a release that has none. The collector (rotel), the proxy (Envoy), Helm and kubectl are programs inside wheels
+of pinned digests, and Kubernetes' schemas are a file inside of one. Node's gRPC, Azurite and the grammar are npm's
+packages of pinned digests. Clients of the HTTP APIs are PyPI's and npm's of pinned digests, in an environment for each
+set of those that go together. Each may fail: the tests that need it are then skipped with the reason, and the status is
+1. Running it again gets what is missing.
 """
 
 from __future__ import annotations
@@ -28,21 +26,21 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from images.runsc import StepError, codename, command, derive_source, private_apt, read_sources
+from images.runsc import StepError, command
+from requirements.debian_parts import PROXIES, chromium, emulator, go_packages, prometheus, proxy, store
+from requirements.placing import move, place
 
 HERE = Path(__file__).resolve().parent
 
@@ -52,20 +50,6 @@ MODEL_SIGNING = ("model-signing==1.1.1", "pyOpenSSL==26.4.0")
 PHOENIX = "arize-phoenix==20.26.1"
 """What the tests were written against; not locked, since nobody needs it who does not ask for it."""
 
-
-CROSS = ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "qemu-user-static")
-"""Packages that compile for aarch64 and run what was compiled."""
-
-GO = (
-    "golang-go",
-    "golang-google-grpc-dev",
-    "golang-google-protobuf-dev",
-    # grpc-go takes either; generated code of today needs the newer.
-    "golang-github-golang-protobuf-1-5-dev",
-    "protoc-gen-go",
-    "protoc-gen-go-grpc",
-)
-"""Packages that compile a Go program which speaks gRPC, without a module proxy."""
 
 NODE = HERE.parent / "tests/grpc_clients/node"
 """Has the list of npm's packages for gRPC and its lock."""
@@ -105,148 +89,6 @@ INSTALL_S = 1_800.0
 
 NODE_CLIENTS = HERE.parent / "tests/clients/node"
 """Has the list of npm's packages for the HTTP APIs and its lock."""
-
-INSTALLED = Path("/var/lib/dpkg/status")
-"""What this machine has."""
-
-RUN_CHROMIUM = """\
-#!/bin/sh
-# Chromium with what this machine lacked for it; fonts of its own only where the machine has none.
-root={root}
-libraries=$(echo "$root"/usr/lib/*-linux-gnu)
-export LD_LIBRARY_PATH="$libraries:$libraries/pulseaudio"
-[ -d /etc/fonts ] || export FONTCONFIG_PATH="$root/etc/fonts" XDG_DATA_HOME="$root/usr/share"
-exec "$root/usr/lib/chromium/chromium" "$@"
-"""
-
-
-STORES = ("valkey-server", "redis-server")
-"""Programs that keep values for a fleet, with the names of their packages; Debian has the first from 13 on."""
-
-PROXIES = {"nginx": "usr/sbin/nginx", "haproxy": "usr/sbin/haproxy"}
-"""Proxies of the documents, with their programs within Debian's packages of these names."""
-
-RUN_UNPACKED = """\
-#!/bin/sh
-# The program with the libraries that this machine lacked for it.
-root={root}
-export LD_LIBRARY_PATH="$(echo "$root"/usr/lib/*-linux-gnu)"
-exec "$root/{program}" "$@"
-"""
-
-
-def prometheus(into: Path, scratch: Path) -> None:
-    """Debian's Prometheus.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    apt = debian(scratch)
-    command([*apt, "download", "prometheus"], scratch)
-    extract(scratch.glob("prometheus_*.deb"), scratch / "root")
-    for program in ("promtool", "prometheus"):
-        place(scratch / "root/usr/bin" / program, into / program)
-
-
-def chromium(into: Path, scratch: Path) -> None:
-    """The machine's own Chromium, or Debian's in a folder with the libraries that this machine has not.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    if own := shutil.which("chromium"):
-        point(into / "chromium", Path(own))
-        return
-    apt = debian(scratch)
-    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", "chromium"], scratch)
-    folder = into.parent / "share/chromium"
-    new = folder.with_name(f".chromium.{os.getpid()}")
-    try:
-        extract((scratch / "cache/archives").glob("*.deb"), new)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    (scratch / "chromium").write_text(RUN_CHROMIUM.format(root=shlex.quote(os.fspath(folder.absolute()))))
-    place(scratch / "chromium", into / "chromium")
-
-
-def store(into: Path, scratch: Path) -> None:
-    """The machine's own Valkey or Redis, or Debian's.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached or has neither.
-    """
-    unpack(into, scratch, {name: f"usr/bin/{name}" for name in STORES}, into / "fleet-store")
-
-
-def proxy(name: str, into: Path, scratch: Path) -> None:
-    """The machine's own proxy, or Debian's.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    unpack(into, scratch, {name: PROXIES[name]}, into / name)
-
-
-def unpack(into: Path, scratch: Path, programs: Mapping[str, str], target: Path) -> None:
-    """The first program that the machine has, or that of the first package that Debian has, in a folder with the
-    libraries that this machine has not.
-
-    Args:
-        programs: path within the package, by the name of package and program.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached or has no such package.
-    """
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin"
-    if found := next((found for name in programs if (found := shutil.which(name, path=path))), None):
-        point(target, Path(found))
-        return
-    get = [*debian(scratch), "--no-install-recommends", "--yes", "--download-only", "install"]
-    *others, last = programs
-    for package in others:
-        with suppress(StepError):
-            command([*get, package], scratch)
-            break
-    else:
-        package = last
-        command([*get, package], scratch)
-    program = programs[package]
-    folder = into.parent / "share" / target.name
-    new = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        extract((scratch / "cache/archives").glob("*.deb"), new)
-        if not (new / program).exists():
-            raise StepError(f"the package {package} of this release has no {program}")
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    run = RUN_UNPACKED.format(root=shlex.quote(os.fspath(folder.absolute())), program=program)
-    (scratch / "run").write_text(run)
-    place(scratch / "run", target)
-
-
-def emulator(folder: Path, scratch: Path) -> None:
-    """Debian's cross compiler for aarch64 and the emulator of that processor; nothing where the machine is one.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    if platform.machine() == "aarch64" or (folder / "usr/bin/qemu-aarch64-static").exists():
-        return
-    apt = debian(scratch)
-    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", *CROSS], scratch)
-    new = folder.with_name(f".emulator.{os.getpid()}")
-    try:
-        extract((scratch / "cache/archives").glob("*.deb"), new)
-        for other in (new / "usr/bin").glob("qemu-*-static"):
-            if other.name != "qemu-aarch64-static":
-                other.unlink()
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 def node_packages(listed: Path, folder: Path, scratch: Path) -> None:
@@ -294,70 +136,6 @@ def older_triton(folder: Path, scratch: Path) -> None:
     command([*pip, "--require-hashes", "--target", os.fspath(new), "-r", os.fspath(TRITON)], scratch)
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(new, folder)
-
-
-def go_packages(folder: Path, scratch: Path) -> None:
-    """Debian's Go, grpc-go and the generators of its code.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    apt = debian(scratch)
-    command([*apt, "--no-install-recommends", "--yes", "--download-only", "install", *GO], scratch)
-    extract((scratch / "cache/archives").glob("*.deb"), scratch / "root")
-    move(scratch / "root", folder)
-
-
-def move(source: Path, folder: Path) -> None:
-    """Put a folder there in one step, whatever file system it comes from."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    new = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        shutil.copytree(source, new, symlinks=True)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def debian(scratch: Path) -> list[str]:
-    """An apt-get for this machine's own release that changes nothing here; packages go below ``scratch``.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    (scratch / "cache/archives/partial").mkdir(parents=True)
-    return [*apt_with_lists(), f"--option=Dir::Cache::archives={scratch / 'cache/archives'}"]
-
-
-KEPT: list[tempfile.TemporaryDirectory[str]] = []
-"""Folders until the end of the program."""
-
-
-@cache
-def apt_with_lists() -> list[str]:
-    """An apt-get that has read what Debian's archive holds, once for all that is got from there.
-
-    Raises:
-        StepError: this machine is no Debian, or its archive cannot be reached.
-    """
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise StepError(f"this machine has no {tool}")
-    own = codename(Path("/etc/os-release"))
-    KEPT.append(tempfile.TemporaryDirectory())
-    folder = Path(KEPT[-1].name)
-    apt = private_apt(folder, derive_source(read_sources(Path("/etc/apt")), own, own), INSTALLED)
-    # All state is in the folder; the machine's own lock needs root, and nothing is installed.
-    apt.append("--option=Debug::NoLocking=true")
-    command([*apt, "update"], folder)
-    return apt
-
-
-def extract(packages: Iterable[Path], into: Path) -> None:
-    """The files of these packages; nothing of theirs is run."""
-    into.mkdir(parents=True)
-    for package in packages:
-        command(["dpkg-deb", "--extract", os.fspath(package), os.fspath(into.absolute())], into)
 
 
 def rotel(into: Path, scratch: Path) -> None:
@@ -428,24 +206,6 @@ def environment(folder: Path, program: str, packages: Iterable[str]) -> None:
     if not (folder / "bin" / program).exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
         subprocess.run([str(folder / "bin/pip"), "install", "--quiet", *packages], check=True)
-
-
-def place(source: Path, target: Path, mode: int = 0o755) -> None:
-    """Put a program there in one step, or another file with its own mode."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.copyfile(source, new)
-    new.chmod(mode)
-    os.replace(new, target)
-
-
-def point(target: Path, program: Path) -> None:
-    """Link to a program of the machine in one step, also where a link to one that is gone was left."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_name(f".{target.name}.{os.getpid()}")
-    new.unlink(missing_ok=True)
-    new.symlink_to(program)
-    os.replace(new, target)
 
 
 def main() -> int:

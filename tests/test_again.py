@@ -80,6 +80,7 @@ def test_one_that_fails_once_passes_and_is_named(
     assert again.run_again(tmp_path / "failed.json") == 1
 
 
+@pytest.mark.full
 def test_what_is_no_want_of_processor_is_not_tried_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A worker's death, a run without a failure, and failures in numbers."""
     (tmp_path / "test_deadly.py").write_text(DEADLY)

@@ -1,15 +1,17 @@
-"""What Makefile and ``requirements/observers.py`` do where a set-up was cut off, or a package is not what it was."""
+"""What Makefile and ``requirements/debian_parts.py`` do where a set-up was cut off, or a package is not what it was."""
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from images.runsc import StepError
+from requirements import debian_parts
+from requirements.debian_parts import unpack
 
 
 def dry_run(folder: Path, target: str) -> str:
@@ -35,16 +37,6 @@ def test_an_environment_that_was_cut_off_is_made_again(root: Path, tmp_path: Pat
 
 
 @pytest.fixture
-def observers(root: Path) -> ModuleType:
-    """The program as a module."""
-    spec = importlib.util.spec_from_file_location("observers_program", root / "requirements/observers.py")
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-@pytest.fixture
 def package(tmp_path: Path) -> Callable[[str], Path]:
     """Makes Debian's package of a program, which is at this place in it."""
     if shutil.which("dpkg-deb") is None:
@@ -66,7 +58,7 @@ def package(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def test_a_package_without_the_program_is_told(
-    observers: ModuleType, package: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another release's package of that name has the program elsewhere: nothing is put in its place, so that tests are
     skipped and do not fail, and the next `make` tries again. Control: with the program there it runs."""
@@ -74,22 +66,22 @@ def test_a_package_without_the_program_is_told(
         scratch, deb = tmp_path / f"scratch-{number}", package(place)
         (scratch / "cache/archives").mkdir(parents=True)
         get = f"cp {deb} {scratch}/cache/archives/"
-        monkeypatch.setattr(observers, "debian", lambda _scratch, get=get: ["sh", "-c", get])
+        monkeypatch.setattr(debian_parts, "debian", lambda _scratch, get=get: ["sh", "-c", get])
         target = tmp_path / "env/bin/nothing-has-this"
         target.parent.mkdir(parents=True, exist_ok=True)
         if number == 0:
-            with pytest.raises(observers.StepError, match="has no usr/sbin/x"):
-                observers.unpack(target.parent, scratch, {"nothing-has-this": "usr/sbin/x"}, target)
+            with pytest.raises(StepError, match="has no usr/sbin/x"):
+                unpack(target.parent, scratch, {"nothing-has-this": "usr/sbin/x"}, target)
             assert not target.exists() and not list((tmp_path / "env/share").glob("*"))
         else:
-            observers.unpack(target.parent, scratch, {"nothing-has-this": "usr/sbin/x"}, target)
+            unpack(target.parent, scratch, {"nothing-has-this": "usr/sbin/x"}, target)
             assert subprocess.run([target], capture_output=True, text=True, check=True).stdout == "it runs\n"
 
 
-def test_a_link_to_a_program_that_is_gone_is_replaced(observers: ModuleType, tmp_path: Path) -> None:
+def test_a_link_to_a_program_that_is_gone_is_replaced(tmp_path: Path) -> None:
     """The machine's own program was moved: the link to its old place is no reason to be without it."""
     target = tmp_path / "bin/sh"
     target.parent.mkdir()
     target.symlink_to(tmp_path / "nowhere")
-    observers.unpack(target.parent, tmp_path, {"sh": "bin/sh"}, target)
+    unpack(target.parent, tmp_path, {"sh": "bin/sh"}, target)
     assert target.exists() and not list(target.parent.glob(".*"))

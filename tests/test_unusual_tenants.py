@@ -137,6 +137,7 @@ def test_ten_times_the_usual_is_told_and_what_is_usual_is_not(root: Path, tmp_pa
     assert "steady" in complaints(root, tmp_path, {}, [wrong]), "an expectation that does not hold is told"
 
 
+@pytest.mark.full
 @pytest.mark.timeout(180)
 def test_tokens_count_as_requests_do(root: Path, tmp_path: Path) -> None:
     """A tenant whose requests are as many as ever and whose tokens are twelve times as many fires for its tokens; one

@@ -47,7 +47,8 @@ def test_counts_follow_a_change_of_popularity() -> None:
         assert mine > least_used(one, half_life=1e9)
 
 
-@pytest.mark.parametrize("seed", [7, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [7, 0])
 def test_a_host_with_room_for_six(seed: int) -> None:
     """The gateway's own control, with wakes that take time, on the sequence of the real bench (seed 7) and another: the
     best fixed six less 3 points, and far above the least recently used. Whoever is refused is told at once; whoever
@@ -74,6 +75,7 @@ def test_wakes_that_do_not_take_turns_slow_each_other_down() -> None:
     assert statistics.median(free.waits_s) > statistics.median(turns.waits_s)
 
 
+@pytest.mark.full
 def test_one_tenant_does_not_fill_the_host() -> None:
     """A tenant asks for six models each second, and others every two seconds, all together: what the others use
     most counts more than each of its models. Control: without the bound on what one tenant counts, its six count most,

@@ -279,6 +279,7 @@ def test_quantiles_and_fairness() -> None:
     assert (jain([1, 1, 1, 1]), jain([1, 0, 0, 0])) == (1.0, 0.25)
 
 
+@pytest.mark.full
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command says that it simulates, and writes its figures and plots."""
     pytest.importorskip("matplotlib", reason="plots are an extra")

@@ -52,6 +52,7 @@ def packed(found: drawn.Drawn, count: int, *, tokens: int = 1024, seed: int = 1,
     return list(itertools.islice(packing.Packer(found, tokens=tokens, seed=seed, dropped=dropped).batches(), count))
 
 
+@pytest.mark.full
 def test_no_drawn_question_is_one_of_the_hundred(found: drawn.Drawn) -> None:
     """The file that training reads has none of the hundred questions, nor eight words of one; control: some it has."""
     _, tokenizer = export.read_model(MINI / "athanor-mini")
@@ -168,6 +169,7 @@ def test_the_clock_ends_a_training(found: drawn.Drawn) -> None:
     assert lines == []
 
 
+@pytest.mark.full
 def test_the_command_leaves_weights_that_make_a_model(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

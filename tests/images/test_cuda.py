@@ -85,7 +85,7 @@ def test_the_cuda_tree_has_its_libraries_and_no_compiler(install: PythonInstall,
     assert variant_of(tree.parent) == "cpu"
 
 
-@pytest.mark.parametrize("place", ["numpy/gcc", "nvidia/newer/cicc"])
+@pytest.mark.parametrize("place", ["numpy/gcc", pytest.param("nvidia/newer/cicc", marks=pytest.mark.full)])
 def test_a_program_that_no_rule_knows_ends_the_build(install: PythonInstall, tmp_path: Path, place: str) -> None:
     """A compiler in a new place is an error that names it. Control: as a library's file it is none."""
     added = Path(install.path[0]) / place

@@ -135,6 +135,7 @@ def test_answers_are_short_and_differ(topics: tuple[corpus.Topic, ...]) -> None:
     assert max(len(topic.answer) for topic in topics) <= MAX_ANSWER
 
 
+@pytest.mark.full
 def test_the_corpus_has_a_right_answer_to_every_question(
     topics: tuple[corpus.Topic, ...], questions: tuple[judge.Question, ...]
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_corpus_has_a_right_answer_to_every_question(
         assert 1 <= len(right) <= 0.1 * len(topics), question.ask
 
 
+@pytest.mark.full
 def test_no_question_shares_eight_words_with_the_corpus(
     topics: tuple[corpus.Topic, ...], texts: list[tuple[str, str]], questions: tuple[judge.Question, ...]
 ) -> None:
@@ -294,6 +296,7 @@ def test_batches_are_deterministic_and_of_every_kind(topics: tuple[corpus.Topic,
     assert all(rows * length <= 1024 for rows, length in shapes if length < 100)
 
 
+@pytest.mark.full
 def test_a_bag_of_words_tells_topics_apart_and_repeats() -> None:
     """After some steps questions find their topics; before, they do not; two runs give the same embeddings."""
     named = ("policy", "tenant", "sandbox", "engine")

@@ -236,6 +236,7 @@ def test_held_out_phrasings_are_never_drawn() -> None:
     assert "no" not in drawn
 
 
+@pytest.mark.full
 def test_gaps_stay_inside_the_context(topics: tuple[corpus.Topic, ...]) -> None:
     """No batch trains a position outside the model's context, and some come near its end."""
     tokenizer = export.read_model(MODEL)[1]
@@ -264,8 +265,9 @@ def torch_settings() -> Iterator[None]:
     torch.use_deterministic_algorithms(deterministic)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("torch_settings")
-@pytest.mark.parametrize("layers", [1, pytest.param(6, marks=pytest.mark.full)])
+@pytest.mark.parametrize("layers", [1, 6])
 def test_training_lowers_the_loss_and_repeats(
     layers: int, topics: tuple[corpus.Topic, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def converted_model(scratch: Path, folder: Path) -> None:
 
 @dataclass
 class Served:
-    """A running appliance with two or three models of text, one of vectors and two or three classifiers."""
+    """A running appliance with two or three models of text, one of vectors and one to three classifiers."""
 
     ready: dict[str, Any]
     models: list[str]
@@ -212,12 +212,12 @@ def wait(holds: Callable[[], bool], most_s: float = START_TIMEOUT_S) -> None:
 @contextlib.contextmanager
 def serving(state: Path, runsc: Path, *, whole: bool) -> Iterator[Served]:
     """Serve models from one configuration, for the time of the block: seven where they are ``whole``, else without the
-    last two. The first two have the same files."""
+    last three. The first two have the same files."""
     os.chmod(state, 0o755)
     models = state / "models"
     reference, classes = embedding_model(models / "vectors"), classifier(models / "classes")
-    classifier(models / "moods", 3)
     if whole:
+        classifier(models / "moods", 3)
         shutil.copytree(models / "classes", models / "templated")
         (state / "scratch").mkdir()
         converted_model(state / "scratch", models / "converted")
@@ -252,6 +252,7 @@ def configuration(state: Path, runsc: Path, *, whole: bool) -> dict[str, Any]:
     judge = {"runner": "classify", **small}
     path = {name: str(state / "models" / name) for name in ("vectors", "classes", "templated", "moods", "converted")}
     further = (
+        {"name": "moods", "path": path["moods"], **judge, "labels": ["bad", "good"]},
         {"name": "templated", "path": path["templated"], **judge, "pairs": "template"},
         {"name": "converted", "path": path["converted"], **small},
     )
@@ -267,7 +268,6 @@ def configuration(state: Path, runsc: Path, *, whole: bool) -> dict[str, Any]:
             {"name": "athanor-next", "path": str(embedded_model()), **small},
             {"name": "vectors", "path": path["vectors"], "runner": "embed", "truncates": True, **small},
             {"name": "classes", "path": path["classes"], **judge},
-            {"name": "moods", "path": path["moods"], **judge, "labels": ["bad", "good"]},
             *(further if whole else ()),
         ],
         "policy": "policy.yaml",

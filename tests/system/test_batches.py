@@ -25,13 +25,15 @@ pytestmark = [pytest.mark.runsc, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def kept(runsc_path: Path) -> Iterator[Kept]:
-    """An appliance with the embedded model and one of vectors."""
+def kept(runsc_path: Path, in_full: bool) -> Iterator[Kept]:
+    """An appliance with the embedded model, in the full count also with one of vectors."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         vectors = Path(folder) / "models" / "vectors"
-        embedding_model(vectors)
-        embeds = {**MINI, "name": "vectors", "path": str(vectors), "runner": "embed"}
-        made = Kept(Path(folder), runsc_path, [MINI, embeds])
+        models = [MINI]
+        if in_full:
+            embedding_model(vectors)
+            models.append({**MINI, "name": "vectors", "path": str(vectors), "runner": "embed"})
+        made = Kept(Path(folder), runsc_path, models)
         made.prepare()
         made.start()
         yield made
@@ -73,7 +75,15 @@ def results(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in client.files.content(file).text.splitlines()]
 
 
-ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/rerank", "/v1/score"]
+VECTORS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
+"""Routes of a model that embeds. What a batch makes of such lines ``tests/appliance/gateway/batches`` shows too."""
+
+ROUTES = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    *(pytest.param(url, marks=pytest.mark.full) for url in VECTORS),
+]
 
 
 @pytest.mark.parametrize("url", ROUTES)

@@ -111,6 +111,7 @@ def test_what_ends_the_shared_sandboxes_does_not_touch_the_dedicated_tenant(clas
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.full
 def test_the_dedicated_engine_dies_alone(classed: Appliance) -> None:
     """Its death is nobody else's: the shared engine goes on in the same life, and the tenant gets a fresh one."""
     before = classed.status()["models"][0]["engine"]["generation"]

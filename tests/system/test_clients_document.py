@@ -58,7 +58,14 @@ def test_the_names_are_those_of_the_page(root: Path) -> None:
     assert set(blocks(root, "clients.md")) == {*NAMES, *SETTINGS, *CLIENTS}
 
 
-@pytest.mark.parametrize("name", NAMES)
+EVERY_RUN = (*CURL, "chat", "messages")
+"""Blocks that every run has: curl, and each of the two official clients once; what the others ask for, the HTTP tests
+of the gateway have."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in EVERY_RUN else pytest.mark.full) for name in NAMES]
+)
 def test_a_client_is_answered(root: Path, appliance: Appliance, name: str) -> None:
     """With the variables of the page alone; each shows an answer."""
     language, text = blocks(root, "clients.md")[name]

@@ -64,6 +64,7 @@ def test_real_traffic_is_shown(appliance: Appliance, page: Page) -> None:
     assert all(url.startswith(appliance.ready["admin"]) for url in page.requests())
 
 
+@pytest.mark.full
 def test_usage_is_shown_from_the_book(appliance: Appliance, page: Page) -> None:
     """What a request used is on the page of usage once the book has it: its tenant, its model, and nothing of its
     words; the download has the same numbers."""

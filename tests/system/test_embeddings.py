@@ -117,19 +117,14 @@ def test_pairs_are_laid_out_by_a_chat_template(many: Served) -> None:
         assert math.isclose(scores[index], float(logits(many, laid_out).sigmoid()), abs_tol=1e-4)
 
 
-def test_pairs_and_labels(many: Served) -> None:
-    """Scores of pairs in their order; probabilities of three labels, of which the configuration names two; a pair
-    beyond the context, a model of another kind and a name that does not exist are typed, and the audit log has the
-    operations with their tokens."""
+def test_pairs_in_their_order(many: Served) -> None:
+    """Scores of pairs in their order; a pair beyond the context, a model of another kind and a name that does not exist
+    are typed, and the audit log has the operations with their tokens."""
     scores = many.post(TENANT, "/v1/score", model="classes", text_1="a", text_2=TEXTS).json()
     same = many.post(TENANT, "/v1/rerank", model="classes", query="a", documents=TEXTS, return_documents=False).json()
     ordered = sorted(same["results"], key=lambda one: int(one["index"]))
     for one, other in zip(scores["data"], ordered, strict=True):
         assert math.isclose(one["score"], other["relevance_score"], abs_tol=1e-5)
-    found = many.post(TENANT, "/v1/classify", model="moods", input=TEXTS).json()
-    for one in found["data"]:
-        assert math.isclose(sum(one["probs"]), 1) and one["num_classes"] == 3
-        assert one["label"] == ("bad", "good", "LABEL_2")[one["probs"].index(max(one["probs"]))]
     long = many.post(TENANT, "/v1/rerank", model="classes", query="a " * 200, documents=["b " * 200])
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     for path, model, status in (
@@ -139,16 +134,30 @@ def test_pairs_and_labels(many: Served) -> None:
         ("/v1/embeddings", "classes", 400),
     ):
         assert many.post(TENANT, path, model=model, input="x").status_code == status, (path, model)
+    assert charged(many, {"rerank", "score"})["score"]["output_tokens"] == 0
+
+
+def charged(many: Served, operations: set[str]) -> dict[str, dict[str, Any]]:
+    """An entry of the audit log with tokens for each of these operations, once it is written."""
     until = time.monotonic() + START_TIMEOUT_S
     while True:
         written = [one for one in audit_entries(many.state / "audit") if one.get("tenant") == TENANT]
-        charged = {one["operation"]: one for one in written if one.get("input_tokens")}
-        if {"rerank", "score", "classify"} <= charged.keys():
-            break
+        found = {one["operation"]: one for one in written if one.get("input_tokens")}
+        if operations <= found.keys():
+            return found
         assert time.monotonic() < until, written
         time.sleep(0.05)
-    assert charged["classify"]["input_tokens"] == found["usage"]["prompt_tokens"]
-    assert charged["score"]["output_tokens"] == 0
+
+
+@pytest.mark.full
+def test_labels(many: Served) -> None:
+    """Probabilities of three labels, of which the configuration names two, and the tokens in the audit log; without a
+    sandbox tests/engine/backends/test_classifier.py and tests of the gateway have them."""
+    found = many.post(TENANT, "/v1/classify", model="moods", input=TEXTS).json()
+    for one in found["data"]:
+        assert math.isclose(sum(one["probs"]), 1) and one["num_classes"] == 3
+        assert one["label"] == ("bad", "good", "LABEL_2")[one["probs"].index(max(one["probs"]))]
+    assert charged(many, {"classify"})["classify"]["input_tokens"] == found["usage"]["prompt_tokens"]
 
 
 @pytest.mark.parametrize("name", ["curl", "score", "litellm", "cohere"])

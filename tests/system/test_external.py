@@ -17,7 +17,7 @@ from appliance.common.catalog import embedded_model
 from tests.system.batch_appliance import LIMITS, Kept, wait
 from tests.system.conftest import PLAIN, Appliance
 
-pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.runsc, pytest.mark.full, pytest.mark.timeout(180)]
 
 POLICY = f"""\
 version: 1

@@ -27,6 +27,7 @@ def ask(appliance: Appliance, tenant: str, tokens: int, **extra: object) -> int:
     return answer.usage.completion_tokens
 
 
+@pytest.mark.full
 def test_a_light_tenant_is_served_while_another_floods(appliance: Appliance) -> None:
     """One tenant keeps 12 requests of 400 tokens going. A neighbour's ten short requests, one after the other, are
     all answered before the flood could have ended even a few of its rounds, and the flood goes on meanwhile."""

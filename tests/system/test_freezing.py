@@ -126,6 +126,7 @@ def all_frozen(appliance: Appliance) -> bool:
     return all(room["frozen"] for room in rooms(appliance))
 
 
+@pytest.mark.full
 def test_idle_sandboxes_rest_and_answer_at_once(idle: Appliance) -> None:
     """Without a word in the policy they never rest, which is the control; with it they take no processor time after
     the configured time, are ready, and the first request thaws them in a fraction of what a start takes. Status,
@@ -178,6 +179,7 @@ def child(appliance: Appliance, role: str) -> int:
     raise LookupError(role)
 
 
+@pytest.mark.full
 def test_an_idle_appliance_seldom_wakes_up(idle: Appliance) -> None:
     """The host processes of a frozen appliance go to sleep a few times a second, in the quietest of some windows: what
     looks now and then does so together. Somebody who asks for the state ten times a second is seen (control)."""

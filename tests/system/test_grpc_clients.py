@@ -88,7 +88,9 @@ def certificate(authority: Authority, folder: Path, name: str, *names: x509.Gene
     return {"private_key": folder / f"{name}.key", "certificate": folder / f"{name}.pem"}
 
 
-@pytest.fixture(scope="module", params=["plain", pytest.param("tls", marks=pytest.mark.full), "mtls"])
+@pytest.fixture(
+    scope="module", params=["plain", *(pytest.param(name, marks=pytest.mark.full) for name in ("tls", "mtls"))]
+)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, appliance: Appliance
 ) -> Iterator[Server]:

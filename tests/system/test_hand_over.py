@@ -33,7 +33,7 @@ def no_descriptor_left(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("role", ["engine", "text"])
+@pytest.mark.parametrize("role", ["engine", pytest.param("text", marks=pytest.mark.full)])
 def test_a_hand_over_survives_a_gateway_without_descriptors(battered: Appliance, role: str) -> None:
     """A sandbox dies while its gateway may open nothing: the next one's descriptors are lost on their way, several
     times. Readiness and status name the reason; the supervisor stays attached, and no sandbox is ended. With

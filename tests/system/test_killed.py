@@ -91,8 +91,9 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["demo", pytest.param("bench", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["demo", "bench"])
 def test_a_killed_command_leaves_nothing(
     name: str, adopting: None, folder: Path, appliance: Appliance, root: Path
 ) -> None:

@@ -120,6 +120,7 @@ def away(spilling: Spilling, reason: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.full
 def test_blocks_leave_and_come_back_and_a_hostile_store_changes_no_answer(tmp_path: Path, runsc_path: Path) -> None:
     """Blocks that find no place in memory go to the store and come back, with the same answer; those of tenants without
     the policy's word never go. All blocks flipped, then swapped with each other, open nowhere: the answer is the same,

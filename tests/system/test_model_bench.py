@@ -41,6 +41,7 @@ def account(appliance: Appliance) -> Iterator[None]:
         assert removed.exit_code == 0, removed.output
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("account")
 def test_a_model_is_measured_beside_a_tenant(appliance: Appliance) -> None:
     """All levels succeed while a tenant streams, whose answer ends as it would alone; rates, times, load and memory are

@@ -13,7 +13,7 @@ from appliance.selftest.processes import CpuClock, rooms
 from bench.host import Served, drive, null_appliance
 from tests.system.conftest import as_demos
 
-pytestmark = [pytest.mark.runsc, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.runsc, pytest.mark.full, pytest.mark.timeout(180)]
 
 TOKENS = 48
 

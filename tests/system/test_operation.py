@@ -102,6 +102,7 @@ def test_a_reload_reads_the_configuration(governed: Appliance) -> None:
     assert "needs a restart" not in done.stdout
 
 
+@pytest.mark.full
 def test_drop_ins_of_the_policy_work_after_a_reload(governed: Appliance) -> None:
     """A tenant of a drop-in is served once it is reloaded, a stray file is told, and both are gone with the files."""
     made = athanor("key", "create", "delta", "--credentials", str(governed.state / "credentials.json"))

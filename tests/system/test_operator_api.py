@@ -139,6 +139,7 @@ def entries(appliance: Appliance) -> list[dict[str, Any]]:
         time.sleep(0.2)
 
 
+@pytest.mark.full
 async def test_operators_elsewhere_reach_both_interfaces(tmp_path: Path, runsc_path: Path) -> None:
     """A whole appliance that was started with the section: over TLS a certificate drains it by the admin listener, a
     token resumes it by gRPC, and the log names both. Without either nothing is answered, and on loopback (control) the

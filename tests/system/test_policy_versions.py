@@ -54,6 +54,7 @@ def versions(appliance: Appliance, newest: int) -> list[int]:
         time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_a_tenant_comes_and_goes(battered: Appliance) -> None:
     """One command makes a tenant whose printed key is answered at once; a content rule and a limit of end users hold;
     one command more, and the key is refused, the policy's text is that from before, and the history has all three."""
@@ -173,6 +174,7 @@ def signed(tmp_path: Path, root: Path, runsc_path: Path) -> Iterator[tuple[Appli
         process.wait(START_S)
 
 
+@pytest.mark.full
 def test_an_unsigned_policy_changes_nothing_on_a_real_appliance(signed: tuple[Appliance, list[str]]) -> None:
     """An edited policy is refused by a reload that says so, and the one in force goes on; signed, it is in force."""
     appliance, sign = signed

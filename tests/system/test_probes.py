@@ -98,6 +98,7 @@ def ask(appliance: Appliance) -> None:
     appliance.openai("alpha").completions.create(model="athanor-mini", prompt="hello", max_tokens=1, temperature=0)
 
 
+@pytest.mark.full
 def test_an_idle_sandbox_that_hangs_is_told_before_a_tenant_meets_it(hurried: Appliance) -> None:
     """The control first: over several intervals an idle appliance stays ready, and probes are in no count of requests
     and take no KV. Then its sandbox is stopped: readiness turns within an interval, a look of the gateway and the time

@@ -98,6 +98,7 @@ def has_waited(trace: str) -> bool:
     return "athanor.policy.queued_ms" in trace
 
 
+@pytest.mark.full
 async def test_a_request_beyond_the_rate_is_answered_when_the_bucket_has_refilled(served: Served) -> None:
     """Six requests at two a second, one at once: all are answered, the last after two seconds and a half, in place of
     429 for five of them (control). What waited is in metrics, trace and status of the line."""
@@ -120,6 +121,7 @@ async def test_a_request_beyond_the_rate_is_answered_when_the_bucket_has_refille
         assert sorted(answer.status_code for answer in answers) == [200] + [429] * 5
 
 
+@pytest.mark.full
 async def test_a_waiting_request_ends_with_its_tenant_and_with_its_client(served: Served) -> None:
     """A client that leaves takes its request out of the line; a tenant that is taken out of the policy is told so
     within a second, and no request of it waits any more."""
@@ -151,6 +153,7 @@ async def until_waiting(served: Served, number: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.full
 async def test_a_downgraded_request_yields_to_another_tenants_normal_one(served: Served) -> None:
     """One tenant keeps four times as many requests going as there are seats. Of two requests of a tenant that may have
     one at once, the first gets its share beside them; the second, which is downgraded, begins only when the others

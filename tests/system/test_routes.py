@@ -125,6 +125,7 @@ def test_shares_and_keys(many: Served) -> None:
         assert len({answer_of(many, "beta", "half", prompt_cache_key=key) for _ in range(6)}) == 1
 
 
+@pytest.mark.full
 def test_the_fallback_answers_while_a_sandbox_is_away(many: Served) -> None:
     """The engine is killed: the route's requests are answered all the same, by the fallback, until the engine is back
     and answers them again. The tenant learns it from the answer's model; the audit log, the counter and the trace have
@@ -437,7 +438,7 @@ def test_an_attestation_names_what_its_tenant_may_use_and_nothing_of_others(many
     verifier = read_verifier(many.state / "audit" / "public.key")
     support = read_adapter("athanor-mini:support", many.state / "adapters" / "support").digest
     every = sorted(many.models)
-    assert {"athanor-mini", "athanor-next", "classes", "moods", "vectors"} <= set(every)
+    assert {"athanor-mini", "athanor-next", "classes", "vectors"} <= set(every)
     wanted = {
         "alpha": ("athanor-next", every, []),
         "beta": ("half", ["athanor-mini", "athanor-next", "classes", "vectors"], []),

@@ -205,6 +205,7 @@ def test_a_body_beyond_the_limit_is_refused(appliance: Appliance) -> None:
     assert raised.value.status_code == 413
 
 
+@pytest.mark.full
 async def test_structured_and_plain_streams_run_together(appliance: Appliance) -> None:
     """Plain greedy answers are the same beside structured ones, bombs included, and structured ones stay valid."""
     client = appliance.async_openai(max_retries=0)
@@ -288,6 +289,7 @@ async def rest(texts: AsyncIterator[str]) -> str:
     return "".join([text async for text in texts])
 
 
+@pytest.mark.full
 async def test_a_killed_text_sandbox_ends_structured_streams_alone(battered: Appliance) -> None:
     """They get a typed error that says so, a plain stream goes on to its end, and new ones are served afterwards."""
     client = battered.async_openai()
@@ -307,6 +309,7 @@ async def test_a_killed_text_sandbox_ends_structured_streams_alone(battered: App
     assert re.fullmatch("[0-9]{3}", again.choices[0].text)
 
 
+@pytest.mark.full
 async def test_a_killed_engine_replays_what_was_not_shown(battered: Appliance) -> None:
     """Structured requests that wait or have just begun are replayed from their beginning, under their grammar."""
     client = battered.async_openai()
@@ -337,6 +340,7 @@ async def test_a_killed_engine_replays_what_was_not_shown(battered: Appliance) -
     assert await ask(0) == alone
 
 
+@pytest.mark.full
 def test_the_pages_commands_work(appliance: Appliance, root: Path) -> None:
     """The snippets of docs/structured-output.md, with this demo's address and key in place of the printed ones."""
     page = (root / "docs" / "structured-output.md").read_text()

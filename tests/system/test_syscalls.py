@@ -115,15 +115,8 @@ def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     started.close()
 
 
-@pytest.mark.parametrize(
-    ("engine", "steps"),
-    [
-        (2, STEPS),
-        pytest.param(1, FULL_STEPS, marks=pytest.mark.full),
-        pytest.param(2, FULL_STEPS, marks=pytest.mark.full),
-    ],
-    indirect=["engine"],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("engine", "steps"), [(2, STEPS), (1, FULL_STEPS), (2, FULL_STEPS)], indirect=["engine"])
 def test_a_steady_step_makes_few_system_calls_whatever_the_batch(
     engine: Engine, steps: int, record_property: pytest.RecordProperty
 ) -> None:

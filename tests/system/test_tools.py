@@ -62,6 +62,7 @@ def checked(calls: Any) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.full
 def test_the_document_s_turn_goes_round(root: Path, tooled: Appliance) -> None:
     """docs/tools.md: the offer, the call, the result, and an answer that is printed."""
     language, text = blocks(root, "tools.md")["0"]
@@ -235,6 +236,7 @@ def test_structure_of_a_model_that_reasons_is_content(tooled: Appliance) -> None
     assert ask(tooled, "thinking", tools=[], max_tokens=5).choices[0].message.model_extra
 
 
+@pytest.mark.full
 def test_a_reading_outlives_its_sandbox(tooled: Appliance) -> None:
     """The text sandbox is killed in the middle of an answer that it reads, as there are tools: another one reads on
     from where it had come to, and the answer is that of an undisturbed request: nothing is lost or said twice."""
@@ -335,6 +337,7 @@ def test_grpc_has_the_same_calls(tooled: Appliance) -> None:
     assert events[-1].finished.reason == pb.FINISH_REASON_TOOL_CALLS
 
 
+@pytest.mark.full
 def test_the_example_s_agent_asks_the_appliance_about_itself(root: Path, tooled: Appliance) -> None:
     """examples/agent.py, run as a program: the model's call names a tool and its arguments by strict grammar, the tool
     is answered by this appliance, and an answer follows. The state and the reason are those of the admin listener."""

@@ -24,7 +24,8 @@ async def _played(url: str, model: str, keys: tuple[str, ...], plans: list[Plann
     return figures(await play(Client(url, model, keys), parse_load("closed:1"), plans, warm))
 
 
-@pytest.mark.parametrize("requests", [16, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("requests", [16, 40])
 async def test_prefixes_are_reused_up_to_the_bound_and_never_across_tenants(
     shared_data: Path, runsc_path: Path, requests: int
 ) -> None:

@@ -181,6 +181,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory, runsc_path: Path) -> Colle
     return Collected(shown, [span for _, span in found], spans, replays, scrape)
 
 
+@pytest.mark.full
 def test_traces_reach_the_collector_complete(planted: Collected) -> None:
     """Answered, refused and replayed requests: behind the collector stand the spans that the appliance itself shows,
     all of them, under the caller's span, which had said that it is not sampled; a replay is linked to what it repeats.
@@ -236,6 +237,7 @@ apart, since which phase an engine that stands still makes slow is its own affai
 PHASES = {"Policy": "policy", "Text": "text", "Queue": "queue", "Prefill": "prefill", "Decode": "decode"}
 
 
+@pytest.mark.full
 def test_every_panel_for_tempo_finds_its_planted_request(planted: Collected) -> None:
     """Each query is TraceQL, names attributes that real spans have, and finds the slow, the refused and the failed
     request that it is for, and no other; series have the rule and the tenant as labels."""
@@ -257,6 +259,7 @@ def test_every_panel_for_tempo_finds_its_planted_request(planted: Collected) -> 
             assert names == {f"athanor.{PHASES[title]}"}
 
 
+@pytest.mark.full
 def test_an_exemplar_leads_to_the_trace_of_the_slow_request(planted: Collected) -> None:
     """The bucket into which the slow request's first token falls names its trace, which is behind the collector."""
     buckets = re.findall(r'time_to_first_token_seconds_bucket\{.*\} \S+ # \{trace_id="(\w+)"\} (\S+)', planted.scrape)
@@ -277,6 +280,7 @@ JAEGER_FINDS = {
 """Panel of the board for Jaeger -> planted requests that it finds, for tenant beta."""
 
 
+@pytest.mark.full
 def test_every_panel_for_jaeger_finds_its_planted_request(planted: Collected) -> None:
     """Each search has tags that real spans have, and finds what it is for and no other request."""
     values = {"tenant": "beta", "rule": "tenants.beta.limits.requests_per_minute"}

@@ -185,7 +185,8 @@ def keep_asking(
                     costs.append(cost_of(CompletionUsage.model_validate(answer.json()["usage"])))
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
+@pytest.mark.full
+@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.timeout(3600))])
 def test_kills_charge_nothing_twice_and_no_limit_is_exceeded(billed: Appliance, kills: int) -> None:
     """Gateway and supervisor are killed under load, in turn: at the end usage equals the audit log, each request is in
     it once, and alpha has come to its limit: what it was served, by its own count, is within it. Beta, without a limit,

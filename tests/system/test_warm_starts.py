@@ -63,6 +63,7 @@ def structured(appliance: Appliance) -> str:
     return str(made.choices[0].message.content)
 
 
+@pytest.mark.full
 def test_restored_sandboxes_answer_as_before(battered: Appliance) -> None:
     """With checkpoints a killed engine and a killed text sandbox come back as copies, which the metrics show, and give
     the same tokens: of plain text, and of an answer by a JSON schema."""

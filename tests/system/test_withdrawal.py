@@ -148,7 +148,18 @@ GROUPED = (change_group, leave_group)
 """Changes of a tenant that is in a group before."""
 
 
-@pytest.mark.parametrize("change", [revoke, remove, take_model, change_class, join_group, *GROUPED])
+EVERY_RUN = (revoke, take_model)
+"""Changes that every run has, one of keys and one of the policy: which of them end an answer is decided in one place,
+which ``tests/appliance/gateway/request/test_withdrawal.py`` shows for all."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(one, marks=() if one in EVERY_RUN else pytest.mark.full)
+        for one in (revoke, remove, take_model, change_class, join_group, *GROUPED)
+    ],
+)
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.full)])
 async def test_running_answers_end_when_they_do_not_hold(governed: Appliance, change: object, rounds: int) -> None:
     """On both APIs, with the typed error, within a second of the reload; nothing of them is left in the engine. The

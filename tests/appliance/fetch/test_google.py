@@ -24,6 +24,7 @@ def sources(path: Path, endpoint: str, **values: object) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_a_model_comes_from_a_bucket_that_anybody_reads(s3: S3Server, tmp_path: Path) -> None:
     """Whole, by its manifest and by the list of files with a digest; control: without ``anonymous`` there would be
     no credentials, and another bucket refuses who has none."""

@@ -80,8 +80,8 @@ def run_kills(s3: S3Server, sources: Path, folder: Path, *, sizes: tuple[int, ..
 
 @pytest.mark.timeout(600)
 def test_a_killed_pull_goes_on(s3: S3Server, sources: Path, tmp_path: Path) -> None:
-    """Three kills in 96 MiB: no model is visible, and the last pull fetches only what is missing."""
-    run_kills(s3, sources, tmp_path, sizes=(50 * MIB, 46 * MIB + 1), kills=3, rate=16 * MIB)
+    """Two kills in 48 MiB: no model is visible, and the last pull fetches only what is missing."""
+    run_kills(s3, sources, tmp_path, sizes=(26 * MIB, 22 * MIB + 1), kills=2, rate=16 * MIB)
 
 
 @pytest.mark.full

@@ -78,6 +78,7 @@ def test_refusals(run: Run, tmp_path: Path) -> None:  # noqa: F811
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.full
 def test_a_gguf_file_of_a_folder(run: Run, tmp_path: Path) -> None:  # noqa: F811
     """The file is told and converts back to a folder with the same tensors; one that is there is not replaced, and what
     is no folder is refused; nothing else is left."""

@@ -106,6 +106,7 @@ def test_a_start_uses_the_checkpoint_and_damage_costs_nothing_but_time(
     assert started(warm, plan) == RESTORED
 
 
+@pytest.mark.full
 def test_whatever_a_copy_does_the_sandbox_starts(
     made: tuple[WarmStarts, BootPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +281,7 @@ async def test_deaths_in_a_row_end_restoring(
     assert begun == ["saved", "saved", "saved", "cold"]
 
 
+@pytest.mark.full
 def test_a_cold_start_after_deaths_drops_the_checkpoint(made: tuple[WarmStarts, BootPlan]) -> None:
     """So that the next one is made of what runs then."""
     warm, plan = made
@@ -297,6 +299,7 @@ def short() -> Iterator[Path]:
         yield Path(os.path.realpath(folder))
 
 
+@pytest.mark.full
 def test_an_engine_of_a_model_that_may_sleep_is_saved_with_it(
     gvisor: GvisorRuntime, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

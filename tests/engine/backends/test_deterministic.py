@@ -171,7 +171,14 @@ def count_mismatches(
     return mismatches, run, preempted
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda one: one.name)
+EVERY_RUN = ("plain", "plain int8", "plain windows", "kernels", "kernels bf16", "kernels int8 odd")
+"""Settings that every run has; the others differ from one of these in a shape, in threads or in instructions."""
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [pytest.param(one, id=one.name, marks=() if one.name in EVERY_RUN else pytest.mark.full) for one in SETTINGS],
+)
 @pytest.mark.parametrize(
     "batches", [SMALL_BATCHES, pytest.param(ALL_BATCHES, marks=[pytest.mark.full, pytest.mark.timeout(1_200)])]
 )

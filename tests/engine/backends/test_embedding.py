@@ -28,7 +28,8 @@ from tests.engine.support import namespace, save_model, submit
 
 KINDS = ("Llama", "Qwen2", "Qwen3")
 SOME_POOLINGS = (POOLINGS[0], "cls", "mean+normalise")
-"""Each way to pool, with and without a vector of length one; the full counts have every pair."""
+"""Each way to pool, with and without a vector of length one, which every run has of one family; the full counts have
+every pair."""
 
 
 def origin(folder: Path, family: str = "Qwen3") -> transformers.PreTrainedModel:
@@ -112,11 +113,7 @@ def run(engine: Engine) -> tuple[dict[int, torch.Tensor], dict[int, object]]:
     ("pooling", "family"),
     [
         pytest.param(
-            pooling,
-            family,
-            marks=()
-            if (family == KINDS[-1] and pooling in SOME_POOLINGS) or pooling == POOLINGS[0]
-            else pytest.mark.full,
+            pooling, family, marks=() if family == KINDS[-1] and pooling in SOME_POOLINGS else pytest.mark.full
         )
         for pooling in POOLINGS
         for family in KINDS

@@ -123,7 +123,8 @@ def test_steps_are_short_only_after_a_light_request() -> None:
     assert pace.prompt_tokens(0, pace_module.LIGHT_MEMORY_NS + 1) is None
 
 
-@pytest.mark.parametrize("requests", [1_000, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("requests", [1_000, 10_000])
 def test_preemption_is_rare_on_real_traffic(shared_data: Path, monkeypatch: pytest.MonkeyPatch, requests: int) -> None:
     """Azure's conversations at twenty times their speed, a pool for about 20 of them, ends unknown to the scheduler:
     at most 15 preemptions for 1,000 requests, and the whole takes no longer than when memory is handed out as it is

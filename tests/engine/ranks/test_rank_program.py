@@ -259,9 +259,10 @@ def draw_kills(count: int) -> list[tuple[dict[str, int], int, int, bool, float]]
     return drawn
 
 
+@pytest.mark.full
 @pytest.mark.clock
 @pytest.mark.timeout(6000)
-@pytest.mark.parametrize("count", [FEW_KILLS, pytest.param(FULL_KILLS, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [FEW_KILLS, FULL_KILLS])
 def test_kills_at_random_moments_leave_nothing(
     start: Callable[..., Host], model_dir: Path, count: int, record_property: Callable[[str, object], None]
 ) -> None:

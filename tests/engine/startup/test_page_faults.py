@@ -50,7 +50,8 @@ print(json.dumps({{"counts": counts, "control": faults() - before, "backend": en
 """
 
 
-@pytest.mark.parametrize("backend", [pytest.param("plain", marks=pytest.mark.full), "compiled"])
+@pytest.mark.full
+@pytest.mark.parametrize("backend", ["plain", "compiled"])
 def test_decoding_faults_no_pages(backend: str, kernel_dir: Callable[..., Path], root: Path, tmp_path: Path) -> None:
     """With the sandbox's environment: 60 steps of 8 sequences take next to no minor fault, first service
     after the warm-up included; control: fresh memory in the same process faults."""

@@ -144,6 +144,7 @@ def test_a_request_opens_into_its_waterfall_by_keyboard_alone(open_page: OpenPag
     assert page.run("document.querySelector('#requests .detail').hidden") is True
 
 
+@pytest.mark.full
 def test_an_open_request_stands_still(open_page: OpenPage, console: Console) -> None:
     """While one is read, new ones do not push it away; closed, the list goes on."""
     page = open_page()
@@ -162,6 +163,7 @@ def test_an_open_request_stands_still(open_page: OpenPage, console: Console) -> 
     page.wait_text("beef0000")
 
 
+@pytest.mark.full
 def test_rows_that_swap_keep_places_and_focus(open_page: OpenPage, console: Console) -> None:
     """Tenants that overtake each other stay where they are for a while; a new page's rows come in its order."""
     page = open_page()
@@ -181,6 +183,7 @@ def test_rows_that_swap_keep_places_and_focus(open_page: OpenPage, console: Cons
     assert page.run("document.activeElement.textContent") == "beta"
 
 
+@pytest.mark.full
 def test_a_tenant_that_begins_to_work_comes_first_at_once(open_page: OpenPage, console: Console) -> None:
     """The order is what the caption says also while rows keep their places: none at work stands below an idle one."""
     shown = console.gateway.shown
@@ -198,6 +201,7 @@ def test_a_tenant_that_begins_to_work_comes_first_at_once(open_page: OpenPage, c
     assert page.run(names) == ["beta", "alpha"]
 
 
+@pytest.mark.full
 def test_a_set_clock_leaves_charts_and_ages_alone(open_page: OpenPage, console: Console) -> None:
     """The gateway's machine is set three days ahead, then back: what is drawn and how long ago things were stays."""
     page = open_page()
@@ -293,6 +297,7 @@ def test_who_cannot_see_it_can_use_it(open_page: OpenPage, console: Console) -> 
     assert any("blocks in use" in name for name in names), "the map says in words what it shows"
 
 
+@pytest.mark.full
 def test_the_theme_is_chosen_and_kept(open_page: OpenPage) -> None:
     """The button goes from the system's to light to dark; the choice is there after a reload."""
     page = open_page(prefers_color_scheme="light")
@@ -322,6 +327,7 @@ def test_alerts_come_first_and_in_words(open_page: OpenPage, console: Console) -
     assert page.run("document.title") == "Athanor"
 
 
+@pytest.mark.full
 def test_nothing_moves_for_who_wants_it_still(open_page: OpenPage) -> None:
     """With reduced motion no element has a transition or an animation; control: without, some have."""
     moving = (
@@ -332,6 +338,7 @@ def test_nothing_moves_for_who_wants_it_still(open_page: OpenPage) -> None:
     assert open_page(prefers_reduced_motion="no-preference").run(moving) > 0
 
 
+@pytest.mark.full
 def test_a_hidden_page_asks_nothing(open_page: OpenPage, console: Console) -> None:
     """Behind another tab the page is silent; back in front it is current at once."""
     page = open_page()
@@ -366,6 +373,7 @@ def test_a_gateway_that_is_gone_is_said_and_forgiven(open_page: OpenPage, consol
         assert page.run("getComputedStyle(document.querySelector('.tiles')).filter") == "none"
 
 
+@pytest.mark.full
 def test_a_page_of_an_older_version_says_so(open_page: OpenPage, console: Console) -> None:
     """After an upgrade the files are others than those that were loaded."""
     page = open_page()
@@ -375,6 +383,7 @@ def test_a_page_of_an_older_version_says_so(open_page: OpenPage, console: Consol
     page.wait_text("upgraded since this page was opened")
 
 
+@pytest.mark.full
 def test_gpus_are_shown_where_models_have_some(open_page: OpenPage, console: Console) -> None:
     """No part for them without any; then a row each, and one that is lost has no numbers."""
     page = open_page()
@@ -389,6 +398,7 @@ def test_gpus_are_shown_where_models_have_some(open_page: OpenPage, console: Con
     assert page.complaints() == []
 
 
+@pytest.mark.full
 def test_batches_are_shown_where_files_are_kept(open_page: OpenPage, console: Console) -> None:
     """Each open batch with its tenant, what holds it up and what is left, one that stands still marked; what is kept
     below. Where no files are kept (control) the part is hidden."""
@@ -431,6 +441,7 @@ def test_an_engine_that_boots_is_an_empty_state(open_page: OpenPage, console: Co
     assert page.complaints() == []
 
 
+@pytest.mark.full
 def test_tenants_go_page_by_page(open_page: OpenPage, console: Console) -> None:
     """Later and Earlier ask for other offsets, a word typed asks for a part of the name."""
     rows = tuple(tenant(f"t{number:04}") for number in range(12))

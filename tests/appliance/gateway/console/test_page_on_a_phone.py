@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 
+import pytest
+
 from tests.appliance.gateway.console.browser import Page
 from tests.appliance.gateway.console.conftest import Console
 from tests.appliance.gateway.console.test_page import OpenPage, busy
@@ -42,6 +44,7 @@ def edges(page: Page, title: str) -> tuple[bool, bool]:
     return shaded(page, title, "left"), shaded(page, title, "right")
 
 
+@pytest.mark.full
 def test_tables_on_a_phone_scroll_visibly(open_page: OpenPage, console: Console) -> None:
     """At 390 pixels a table that is wider than the screen has a line and a shade at the edge behind which there is
     more: at the right end at first, at the left one when it is scrolled to its end. Control: a table that fits has

@@ -130,7 +130,10 @@ def test_names_are_text(open_page: OpenPage, console: Console) -> None:
     assert page.complaints() == []
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1_280, "light"), (390, "dark"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(1_280, "light"), *(pytest.param(width, "dark", marks=pytest.mark.full) for width in (390, 360))],
+)
 def test_everything_can_be_read(open_page: OpenPage, console: Console, scheme: str, width: int) -> None:
     """Text has 4.5:1 against its ground, bars 3:1; names and roles are as they should be; nothing sticks out."""
     page = opened(open_page, width=width, prefers_color_scheme=scheme)

@@ -60,6 +60,7 @@ async def addresses(prometheus: str, names: set[str], begin: str) -> dict[str, s
             assert time.monotonic() < deadline, found
 
 
+@pytest.mark.full
 async def test_every_address_opens(root: Path, tmp_path: Path) -> None:
     """Each alert's address, as Prometheus fills it in, answers 200 without the token and has the alert's paragraph;
     when nothing answers any more, the addresses lead to the file that an installation puts there. Control: without the

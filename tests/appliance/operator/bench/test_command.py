@@ -44,6 +44,7 @@ def bench(*arguments: str) -> Result:
     return CliRunner().invoke(for_line(words), words, env={"COLUMNS": "80", "TERM": "dumb"}, prog_name="athanor")
 
 
+@pytest.mark.full
 def test_a_server_is_measured_and_written_down(tmp_path: Path) -> None:
     """Two loads against a right server: exit 0, tables, a JSON file with every request, plots beside it."""
     pytest.importorskip("matplotlib", reason="plots are an extra")

@@ -183,6 +183,7 @@ def test_commands_of_the_driver_have_names() -> None:
     assert request(0x5421) == "0x5421"
 
 
+@pytest.mark.full
 def test_an_engine_is_within_its_list_and_what_is_not_is_told(engine_config: EngineConfig) -> None:
     """Under load the real engine makes no call beyond its list but those that were put in, which are told with their
     threads and paths, and it goes on; what libraries do at the end of a process is not done; listed calls are counted

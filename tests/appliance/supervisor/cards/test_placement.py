@@ -228,6 +228,7 @@ async def test_a_model_for_which_no_card_has_room_waits(
         assert "5 % are left and 90 % (72 GiB)" in str(house.audited[1].fields["cause"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("looks", [True, False], ids=["looks again", "control"])
 async def test_a_reload_promises_no_room_that_another_engine_takes(
     looks: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -145,6 +145,7 @@ def test_a_dtype_that_the_kernels_lack_takes_the_plain_path(kernel_dir: Callable
     assert "they have no float16" in load_engine(config, warm=False).runner.description
 
 
+@pytest.mark.full
 def test_a_builder_without_a_compiler_or_with_broken_flags_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,20 +226,21 @@ Case = tuple[str, str]
 """A family and one of its variants."""
 
 
-def _marks(case: Case, later: Collection[Case] = ()) -> tuple[pytest.MarkDecorator, ...]:
+def marks(case: Case, later: Collection[Case] = ()) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks of a case; those of ``later`` are of the full counts."""
     return (pytest.mark.full,) if case in later or case[1] in FAMILIES[case[0]].full else ()
 
 
 def as_params(cases: list[Case], later: Collection[Case] = ()) -> list[object]:
     """Parameters of a test that takes a case; some are for the full counts alone, and so are those of ``later``."""
-    return [pytest.param(case, marks=_marks(case, later), id="-".join(case)) for case in cases]
+    return [pytest.param(case, marks=marks(case, later), id="-".join(case)) for case in cases]
 
 
 RANK_CASES = [(family, case) for family, row in FAMILIES.items() for case in row.ranks]
 MIXTURES = tuple(family for family, row in FAMILIES.items() if any("experts" in name for name in row.base))
 """Families whose models have experts."""
 EVERY_CASE = [(family, case) for family, row in FAMILIES.items() for case in row.cases]
-EVERY_PARAM = [pytest.param(*case, marks=_marks(case)) for case in EVERY_CASE]
+EVERY_PARAM = [pytest.param(*case, marks=marks(case)) for case in EVERY_CASE]
 """Parameters of a test that takes a family and a variant."""
 
 

@@ -17,16 +17,17 @@ from tests.engine.support import submit
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-CASES = [
-    ("mistral", "window 8"),
+EVERY_RUN = [("mistral", "window 8"), ("gemma3", "five to one"), ("llama4", "chunks of 16")]
+"""Windows in all layers, in some, and chunks; the full counts have further families with windows."""
+
+LATER = [
     ("mistral", "window 21, mqa"),
     ("qwen2", "windows from layer 1"),
     ("qwen2", "windows by layer type"),
     ("qwen3", "gqa 4, windows"),
-    ("gemma3", "five to one"),
     ("gpt_oss", "gqa 2, a window"),
-    ("llama4", "chunks of 16"),
 ]
+CASES = [*EVERY_RUN, *(pytest.param(*case, marks=pytest.mark.full) for case in LATER)]
 BLOCK = 4
 OUTPUT = 40
 

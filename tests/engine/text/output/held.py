@@ -162,3 +162,17 @@ def check_calls(found: Read, schemas: Mapping[str, Any] = SCHEMAS) -> None:
 
 each_format = pytest.mark.parametrize("name", NAMES)
 each_spelling = pytest.mark.parametrize("special", [True, False], ids=["special", "text"])
+each_spelt = pytest.mark.parametrize(
+    ("name", "special"),
+    [
+        pytest.param(
+            name,
+            special,
+            id=f"{name}-{'special' if special else 'text'}",
+            marks=() if special == (place % 2 == 0) else pytest.mark.full,
+        )
+        for place, name in enumerate(NAMES)
+        for special in (True, False)
+    ],
+)
+"""Each format with its markers as special tokens and as text: in turn in every run, both ways in the full counts."""

@@ -23,7 +23,7 @@ from tests.engine.text.output.held import (
     Held,
     check_calls,
     each_format,
-    each_spelling,
+    each_spelt,
     held,
     tools,
 )
@@ -73,8 +73,7 @@ def compile_or_skip(name: str, source: bytes, *, special: bool = True, **options
     pytest.skip("refused, as it has to be")
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_calls_and_answers_pass(name: str, special: bool) -> None:
     """Calls as templates write them, and an answer that satisfies its schema, are read as what they are; text, an
     answer that does not satisfy it, and either behind the other do not pass."""
@@ -95,8 +94,7 @@ def test_calls_and_answers_pass(name: str, special: bool) -> None:
     assert not grammar.passes(write(name, [LEAST]) + answer)
 
 
-@each_spelling
-@each_format
+@each_spelt
 @pytest.mark.parametrize("schema", [VERDICT, LIKE_A_CALL, LISTED], ids=["verdict", "like a call", "listed"])
 def test_random_outputs_are_one_or_the_other(name: str, special: bool, schema: Mapping[str, Any]) -> None:
     """Whatever the masks allow is calls that satisfy their schemas, or an answer that satisfies its own, also where
@@ -138,8 +136,7 @@ def test_a_call_that_has_to_be_made_leaves_no_answer(name: str) -> None:
         assert grammar.passes(write(name, [LEAST]))
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_reasoning_comes_before_both(name: str, special: bool) -> None:
     """Where the prompt has begun the reasoning, it, its end and a call or an answer pass, and are read as such."""
     if name == "harmony":

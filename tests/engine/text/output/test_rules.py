@@ -20,6 +20,7 @@ from tests.engine.text.output.held import (
     check_calls,
     each_format,
     each_spelling,
+    each_spelt,
     held,
     tools,
 )
@@ -27,8 +28,7 @@ from tests.engine.text.output.reading import Read
 from tests.engine.text.output.writing import write
 
 
-@each_spelling
-@each_format
+@each_spelt
 @pytest.mark.parametrize("required", [True, False])
 def test_what_templates_write_passes(name: str, special: bool, required: bool) -> None:
     """Calls as the chat template writes them pass to their end, one and several, and are read as what they say."""
@@ -41,8 +41,7 @@ def test_what_templates_write_passes(name: str, special: bool, required: bool) -
         assert grammar.read(grammar.spelt.ids(text)).calls == calls
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_what_is_no_call_of_a_tool_does_not_pass(name: str, special: bool) -> None:
     """An unknown tool, a value of a wrong type or out of bounds, a missing argument and one too many; a begun call is
     no end."""
@@ -72,8 +71,7 @@ def test_what_is_no_call_of_a_tool_does_not_pass(name: str, special: bool) -> No
     assert not grammar.passes("It rains.")
 
 
-@each_spelling
-@each_format
+@each_spelt
 @pytest.mark.parametrize("parallel", [True, False])
 def test_random_outputs_are_calls(name: str, special: bool, parallel: bool) -> None:
     """Whatever the masks allow is read, once the grammar accepts the end, as calls that satisfy the schemas."""
@@ -86,8 +84,7 @@ def test_random_outputs_are_calls(name: str, special: bool, parallel: bool) -> N
         assert not found.content.strip()
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_text_may_stand_for_a_call(name: str, special: bool) -> None:
     """Without a duty to call, plain text passes and may end anywhere, and is read as it is; so is no text at all."""
     grammar = held(name, tools(), special=special)
@@ -99,8 +96,7 @@ def test_text_may_stand_for_a_call(name: str, special: bool) -> None:
     assert grammar.passes(begin)
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_text_may_stand_before_a_call(name: str, special: bool) -> None:
     """Text, then a call, is read as both; not in formats whose calls are the whole answer."""
     grammar = held(name, tools(), special=special)
@@ -111,8 +107,7 @@ def test_text_may_stand_before_a_call(name: str, special: bool) -> None:
             assert grammar.read(grammar.spelt.ids(whole)) == Read(text.rstrip(), calls=[LEAST])
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_what_begins_like_a_call_is_one(name: str, special: bool) -> None:
     """Behind the beginning of a call there is no way but to its end."""
     grammar = held(name, tools(), special=special)
@@ -144,8 +139,7 @@ def test_markers_that_are_text_are_spelt_nowhere_else(name: str) -> None:
     assert passed > 2 or name == "harmony"
 
 
-@each_spelling
-@each_format
+@each_spelt
 @pytest.mark.parametrize("required", [True, False])
 def test_reasoning_comes_before_calls(name: str, special: bool, required: bool) -> None:
     """Where the prompt has begun it, reasoning, its end and a call pass and are read as such; a call alone does not.
@@ -194,8 +188,7 @@ def test_harmony_reasons_on_its_own_channel(special: bool) -> None:
             assert grammar.passes(answer) is not required
 
 
-@each_spelling
-@each_format
+@each_spelt
 def test_one_call_is_the_end_where_one_is_permitted(name: str, special: bool) -> None:
     """Without parallel calls nothing passes behind a complete call; with them, another does (control)."""
     for required in (True, False):

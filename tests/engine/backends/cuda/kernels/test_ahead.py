@@ -184,6 +184,7 @@ def test_what_does_not_fit_is_refused(built: BuiltKernels, tmp_path: Path, monke
         victim.write_bytes(good)
 
 
+@pytest.mark.full
 def test_what_cannot_be_compiled_is_said(model: Path, tmp_path: Path) -> None:
     """A folder without a model, an architecture that is none, a dtype that is none, a request of another form: typed
     errors, and nothing is left, neither in the folder nor in the environment that children get."""

@@ -217,6 +217,7 @@ def assert_reported(out: Chosen, line: int, raw: Tensor, token: int, row: Row) -
     assert len(set(ids[:best])) == best
 
 
+@pytest.mark.full
 def test_tokens_are_those_of_the_cpu_sampler() -> None:
     """The same rows and logits through the sampler of the CPU path: the same tokens, step after step, with counts that
     grow on both sides."""

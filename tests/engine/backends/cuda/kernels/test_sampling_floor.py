@@ -145,8 +145,9 @@ FULL_CASES = {
     "window, hot",
     "long window, equal scores",
     "long window, few values",
-    "missed, below",
+    "missed, above",
     "missed, below and long",
+    "list too short",
     "list too short, top-k",
     "top-k of nearly all",
 }

@@ -230,7 +230,8 @@ def run_spilled(seed: int, found: Spilled, *, joins: bool = True) -> None:
     wire.close()
 
 
-@pytest.mark.parametrize("schedules", [1, pytest.param(500, marks=[pytest.mark.full, pytest.mark.timeout(3_600)])])
+@pytest.mark.full
+@pytest.mark.parametrize("schedules", [1, pytest.param(500, marks=pytest.mark.timeout(3_600))])
 def test_nothing_is_taken_while_blocks_leave_and_come_back(schedules: int) -> None:
     """Schedules as above, whose prompts come again when their blocks were sent away: nothing is asked of the driver,
     the tokens are those of the plainest loop, a block that leaves twice has the same bytes, and a buffer without a
@@ -245,6 +246,7 @@ def test_nothing_is_taken_while_blocks_leave_and_come_back(schedules: int) -> No
     assert schedules < 10 or (found.restored > schedules and found.forgotten > schedules // 4)
 
 
+@pytest.mark.full
 def test_without_joins_blocks_are_wrong() -> None:
     """Control: where steps do not wait for copies of blocks, tokens differ, or blocks that left have other bytes."""
     found = Spilled()
