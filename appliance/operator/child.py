@@ -145,11 +145,12 @@ def run_operator(load: Callable[[], ApplianceConfig], config_path: Path) -> None
 
 def take_precedence() -> None:
     """Have the calling thread served before threads that compute, as the loop of a gateway has to be: beside sandboxes
-    that start it waits for a core up to 0.1 s else. Threads that it makes do not inherit it. Nothing happens where that
-    is not permitted; under systemd the unit's ``CPUWeight=`` does the same."""
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, GATEWAY_NICENESS)
+    that start it waits for a core up to 0.1 s else. Threads and processes that it makes do not inherit it: where the
+    kernel or a filter refuses that, nobody gets precedence. Nothing happens where that is not permitted; under systemd
+    the unit's ``CPUWeight=`` does the same."""
+    with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, 0, GATEWAY_NICENESS)
 
 
 def return_large_pieces() -> None:
