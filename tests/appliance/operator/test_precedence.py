@@ -1,4 +1,4 @@
-"""Precedence of the gateway's loop, and that nothing which it makes inherits it."""
+"""Precedence of the gateway's loop: who has it, and when it is given back."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-from appliance.operator.child import GATEWAY_NICENESS
+from appliance.operator.precedence import FREE_SHARE, MOST_SHARE, NICENESS, precedes
 
 CHILD = """
 import errno, json, os, sys, threading
-from appliance.operator import child
+from appliance.operator.precedence import Precedence
 refusal = int(sys.argv[1])
 def refuse(*_):
     raise OSError(refusal, os.strerror(refusal))
 if refusal:
     os.sched_setscheduler = refuse
-child.take_precedence()
+Precedence().take()
 found = {"own": os.getpriority(os.PRIO_PROCESS, 0)}
 def look():
     found["thread"] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -44,14 +44,14 @@ def nice_values(refusal: int) -> dict[str, int]:
 
 def may() -> bool:
     """Whether this user may take the nice value."""
-    code = f"import os; os.setpriority(0, 0, {GATEWAY_NICENESS})"
+    code = f"import os; os.setpriority(0, 0, {NICENESS})"
     return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def test_what_the_loop_makes_does_not_inherit_its_precedence() -> None:
     """Neither a thread nor a process; where this user may not take it, nobody has it."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    own, made = (GATEWAY_NICENESS, 0) if may() else (usual, usual)
+    own, made = (NICENESS, 0) if may() else (usual, usual)
     assert nice_values(0) == {"own": own, "thread": made, "process": made}
 
 
@@ -61,3 +61,57 @@ def test_without_a_way_to_keep_it_from_children_nobody_has_it(refusal: int) -> N
     may not know it (EINVAL; gVisor does not): then the loop begins all the same, as a thread like all others."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     assert nice_values(refusal) == {"own": usual, "thread": usual, "process": usual}
+
+
+@pytest.mark.parametrize(
+    ("before", "share", "after"),
+    [
+        (True, MOST_SHARE, True),
+        (True, MOST_SHARE + 0.01, False),
+        (False, MOST_SHARE, False),
+        (False, FREE_SHARE, False),
+        (False, FREE_SHARE - 0.01, True),
+    ],
+)
+def test_precedence_is_given_back_and_taken_again(before: bool, share: float, after: bool) -> None:
+    """A loop that takes most of the processors' time loses it, and has it again once it takes far less."""
+    assert precedes(before, share) is after
+
+
+FLOODED = """
+import json, os, sys, time
+from appliance.operator.precedence import Precedence
+if sys.argv[1] == "one":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+precedence, found = Precedence(), []
+def look():
+    precedence.look()
+    found.append(os.getpriority(os.PRIO_PROCESS, 0))
+precedence.take()
+began, used = time.monotonic(), time.thread_time()
+while time.thread_time() - used < 0.3:
+    pass
+wall = time.monotonic() - began
+look()
+time.sleep(2)
+look()
+print(json.dumps({"share": 0.3 / wall, "found": found}))
+"""
+
+
+@pytest.mark.parametrize("processors", ["one", "all"])
+def test_a_loop_that_computes_without_end_leaves_a_part_of_the_only_processor(processors: str) -> None:
+    """There it has the ordinary nice value until it rests; the control are several processors, where others are left.
+    A thread that was not given most of the processor has nothing to give back."""
+    if processors == "all" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one processor")
+    if not may():
+        pytest.skip("this user may not take the nice value")
+    command = [sys.executable, "-c", FLOODED, processors]
+    told = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    flooded, rested = told["found"]
+    assert rested == NICENESS
+    if processors == "all" or told["share"] < 0.9 * MOST_SHARE:
+        assert flooded == NICENESS
+    elif told["share"] > 1.1 * MOST_SHARE:
+        assert flooded == os.getpriority(os.PRIO_PROCESS, 0)
