@@ -6,8 +6,8 @@ computed, one behind the other, and sends a short request now and then. The gate
 value (``NICENESS``) and with 0, so that a machine that others use moves both. Told of each arm: beta's tokens a
 second and its time to the first token, answers of the flood, processor time of the parts, how long the two loops
 were ready and had no core, and how late a program of nice value 0 beside the supervisor woke up. ``hangs`` counts
-sandboxes that have answered no probe for 5 s, and ``own_nice`` is what the gateway has decided by itself (``--seconds
-0`` tells that alone).
+sandboxes that have answered no probe for 5 s, and ``own_nice`` is what the gateway has decided by itself, which
+``--own`` leaves as it is.
 
 ``--one-core`` leaves the appliance one processor, and the clients another; ``--grouped`` starts it in a cgroup of
 version 1 that is not the root, as in a container, where sandboxes weigh a quarter.
@@ -74,7 +74,7 @@ while True:
 class Arm:
     """What was seen while the gateway's loop had one nice value."""
 
-    def __init__(self, niceness: int) -> None:
+    def __init__(self, niceness: int | None) -> None:
         self.niceness = niceness
         self.seconds = 0.0
         self.spans = list[tuple[float, float]]()
@@ -225,7 +225,8 @@ def take_turns(arms: list[Arm], parts: dict[str, list[int]], seconds: float) -> 
     until, number = time.monotonic() + seconds, 0
     while time.monotonic() < until or number % len(arms):
         arm = arms[number % len(arms)]
-        os.setpriority(os.PRIO_PROCESS, parts["gateway"][0], arm.niceness)
+        if arm.niceness is not None:
+            os.setpriority(os.PRIO_PROCESS, parts["gateway"][0], arm.niceness)
         time.sleep(SETTLE_S)
         begin, before = time.monotonic(), spent(parts)
         time.sleep(TURN_S - SETTLE_S)
@@ -275,7 +276,7 @@ def group(*, used: bool) -> Iterator[None]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Start an appliance, flood it and watch."""
-    arms = [Arm(NICENESS), Arm(0)]
+    arms = [Arm(None)] if options.own else [Arm(NICENESS), Arm(0)]
     every = sorted(os.sched_getaffinity(0))
     own, clients = ({every[-1]}, {every[0]}) if options.one_core else (set(every), set(every))
     place = partial(prepare, own, grouped=options.grouped)
@@ -305,7 +306,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         decided = os.getpriority(os.PRIO_PROCESS, parts["gateway"][0])
         take_turns(arms, parts, 2 * options.seconds)
         hangs = appliance.log.read_text(errors="replace").count("sandbox hangs")
-        found: dict[str, Any] = {f"nice {arm.niceness}": figures(arm, victim, flood, canary) for arm in arms}
+        found: dict[str, Any] = {
+            f"nice {arm.niceness if arm.niceness is not None else decided}": figures(arm, victim, flood, canary)
+            for arm in arms
+        }
     how = {"shape": options.shape, "one_core": options.one_core, "grouped": options.grouped, "own_nice": decided}
     return how | found | {"hangs": hangs, "load": os.getloadavg()[0]}
 
@@ -319,6 +323,7 @@ def main() -> int:
     parser.add_argument("--rest", type=float, default=20.0, help="seconds before the flood")
     parser.add_argument("--one-core", action="store_true")
     parser.add_argument("--grouped", action="store_true")
+    parser.add_argument("--own", action="store_true", help="no turns: the gateway decides by itself")
     parser.add_argument("--shape", choices=("refused", "short", "none"), default="refused")
     parser.add_argument("--client", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -12,6 +12,7 @@ import os
 import time
 
 from appliance.common.aligned_sleep import aligned_sleep
+from isolation.host.kernel_file import read_kernel_file
 
 NICENESS = -10
 """Nice value of the loop: nine times the weight of an ordinary thread (sched(7)). Beside models that wake it takes a
@@ -21,14 +22,18 @@ PERIOD_S = 2.0
 """Seconds between two looks at what the loop takes: that of the watch over engines, which wakes the loop as well."""
 
 MOST_SHARE = 0.5
-"""Part of the processors' time above which the loop has no precedence: as much as it would have beside one other."""
+"""Part of the time above which a loop that runs or waits for the processor has no precedence on it. Waits count, since
+other programs of the machine may leave a flooded loop less than that."""
 
-FREE_SHARE = 0.25
-"""Part below which it has precedence again: less than it would take without, where the flood went on."""
+FREE_SHARE = 0.4
+"""Part below which it has precedence again."""
+
+_TIMES = "/proc/thread-self/schedstat"
+"""Nanoseconds for which the calling thread ran, and for which it was ready and had no processor (proc(5))."""
 
 
 def precedes(before: bool, share: float) -> bool:
-    """Return whether a loop that took this part of the processors' time has precedence from now on. Pure."""
+    """Return whether a loop that wanted the processor for this part of the time has precedence from now on. Pure."""
     return share <= MOST_SHARE if before else share < FREE_SHARE
 
 
@@ -36,12 +41,11 @@ class Precedence:
     """Precedence of the thread that makes this and calls its methods."""
 
     def __init__(self) -> None:
-        self._processors = len(os.sched_getaffinity(0))
         self._usual = os.getpriority(os.PRIO_PROCESS, 0)
         self._permitted = False
         self.held = False
         """Whether the thread has precedence now."""
-        self._then, self._used_s = time.monotonic(), time.thread_time()
+        self._then, self._wanted_s = time.monotonic(), _wanted_s()
 
     def take(self) -> None:
         """Take precedence, where this user may. Threads and processes that this one makes do not inherit it: where the
@@ -55,16 +59,17 @@ class Precedence:
         self._hold(held=True)
 
     def look(self) -> None:
-        """Give precedence back, or take it again, by what the thread used since the last look."""
-        now, used_s = time.monotonic(), time.thread_time()
-        share = (used_s - self._used_s) / max(self._processors * (now - self._then), 1e-9)
-        self._then, self._used_s = now, used_s
+        """Give precedence back, or take it again, by how long the thread wanted the processor since the last look."""
+        now, wanted_s = time.monotonic(), _wanted_s()
+        share = (wanted_s - self._wanted_s) / max(now - self._then, 1e-9)
+        self._then, self._wanted_s = now, wanted_s
         if self._permitted and (held := precedes(self.held, share)) is not self.held:
             self._hold(held=held)
 
     async def follow(self) -> None:
-        """Look every ``PERIOD_S`` until cancelled; ends at once where there is nothing to give back."""
-        while self._permitted:
+        """Look every ``PERIOD_S`` until cancelled; ends at once where there is nothing to give back, or others have
+        processors besides."""
+        while self._permitted and len(os.sched_getaffinity(0)) == 1:
             await aligned_sleep(PERIOD_S)
             self.look()
 
@@ -75,3 +80,13 @@ class Precedence:
             self._permitted = False
         else:
             self.held = held
+
+
+def _wanted_s() -> float:
+    """Return the seconds for which the calling thread ran or waited for a processor so far; without the waits where the
+    kernel does not count them."""
+    try:
+        ran, waited, _ = read_kernel_file(_TIMES).split()
+    except (OSError, ValueError):
+        return time.thread_time()
+    return (int(ran) + int(waited)) / 1e9
