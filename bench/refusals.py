@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.common.catalog import embedded_model
 from appliance.operator import demo
-from appliance.operator.child import GATEWAY_NICENESS
+from appliance.operator.precedence import NICENESS
 from bench.process_times import tree
 from bench.residency_zipf import WAIT_S, entry, give, make_models, need, prepare, spread, write_tenants
 from tests.system.conftest import PLAIN, Appliance, running
@@ -153,7 +153,7 @@ def ask(address: str, key: str, waking: Waking, seconds: float, arm: Arm) -> Non
 
 def measure(folder: Path, seconds: float, *, still: bool, turns: bool, prepared: bool) -> dict[str, Any]:
     """Start an appliance, wake and ask."""
-    arms = {f"nice {one}": Arm(one) for one in (GATEWAY_NICENESS, 0)[: 1 + turns]}
+    arms = {f"nice {one}": Arm(one) for one in (NICENESS, 0)[: 1 + turns]}
     models = make_models(folder / "models", MODELS)
     entries = [entry(one) for one in models]
     own = need({"name": demo.EMBEDDED_MODEL, "path": str(embedded_model()), "kv_bytes": demo.KV_BYTES})

@@ -15,7 +15,6 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +31,6 @@ RETURNED_BYTES = 128 << 10
 """Pieces of memory that the gateway returns to the system as soon as they are freed are so large, or larger: the C
 library's own bound (mallopt(3), M_MMAP_THRESHOLD), which it raises to the size of whatever is freed unless told not to.
 A TLS connection takes 256 KiB in one piece; in the heap, what is freed between smaller pieces would stay."""
-
-GATEWAY_NICENESS = -10
-"""Nice value of the gateway's loop: nine times the weight of an ordinary thread (sched(7)). Beside models that wake it
-takes a tenth of a core; a flood of requests can take one core, since the loop is one thread."""
 
 M_MMAP_THRESHOLD = -3
 PR_SET_PDEATHSIG = 1
@@ -58,6 +53,7 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
     import uvloop
 
     from appliance.gateway.process import Gateway
+    from appliance.operator.precedence import Precedence
 
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -65,11 +61,15 @@ def run_gateway(load: Callable[[], ApplianceConfig], reread: Callable[[], Applia
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     return_large_pieces()
     config = load()
-
-    take_precedence()
+    precedence = Precedence()
+    precedence.take()
 
     async def main() -> None:
-        await Gateway(config, alone=alone, reread=reread).run()
+        following = asyncio.create_task(precedence.follow(), name="precedence")
+        try:
+            await Gateway(config, alone=alone, reread=reread).run()
+        finally:
+            following.cancel()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -141,15 +141,6 @@ def run_operator(load: Callable[[], ApplianceConfig], config_path: Path) -> None
     # The memory holds keys while they are made.
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     asyncio.run(run_service(config_path, load))
-
-
-def take_precedence() -> None:
-    """Have the calling thread served before threads that compute, as the loop of a gateway has to be: beside sandboxes
-    that start it waits for a core up to 0.1 s else. Threads that it makes do not inherit it. Nothing happens where that
-    is not permitted; under systemd the unit's ``CPUWeight=`` does the same."""
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, GATEWAY_NICENESS)
-        os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 def return_large_pieces() -> None:

@@ -1,7 +1,8 @@
 """Looks at the load and the memory of all sandboxes, in one turn for all: each wake-up and each thread's turn for a
 sandbox of its own costs an idle supervisor as much as the look itself.
 
-A frozen sandbox is not looked at: it takes no time, and its memory stays as it is.
+A frozen sandbox is not looked at: it takes no time, and its memory stays as it is. One that cannot be looked at, for
+the supervisor has no descriptor left or the kernel refuses, keeps no other from being looked at, and is tried again.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import structlog
+
 from appliance.common.aligned_sleep import aligned_sleep
 from appliance.common.kept_tasks import log_failure
 from isolation.gvisor.runtime import Sandbox
+
+log = structlog.get_logger()
 
 MEMORY_PERIOD_S = 5.0
 """Seconds between two readings of the sandboxes' memory: the usual interval of a scrape."""
@@ -55,11 +60,27 @@ class Looked:
     """Takes whether it is busy, whenever that changes; None for one whose load does not matter."""
     frozen: bool = False
     _load: LoadWatch | None = None
+    _problem: str = ""
+    """What the last look met that found nothing."""
 
     def look(self) -> None:
         """Read the load, and tell what has changed."""
         if self.changes is None:
             return
+        try:
+            self._look(self.changes)
+        except OSError as error:
+            self._note(error)
+
+    def held(self) -> int:
+        """Return the bytes of memory that it holds; 0 where they cannot be read. May block."""
+        try:
+            return self.sandbox.memory_bytes()
+        except OSError as error:
+            self._note(error)
+            return 0
+
+    def _look(self, changes: Callable[[bool], None]) -> None:
         now = time.monotonic()
         if self._load is None:
             self._load = LoadWatch(now, self.sandbox.processor_s())
@@ -67,7 +88,13 @@ class Looked:
         # Frozen it takes no time; each look begins a new one all the same, so that the next finds it busy.
         busy = self._load.look(now, self._load.used_s if self.frozen else self.sandbox.processor_s())
         if busy is not None:
-            self.changes(busy)
+            changes(busy)
+
+    def _note(self, error: OSError) -> None:
+        """Log what was in the way of a look, once for as long as it is the same."""
+        if str(error) != self._problem:
+            self._problem = str(error)
+            log.warning("a sandbox cannot be looked at", sandbox=self.sandbox.name, problem=self._problem)
 
 
 class SandboxLooks:
@@ -114,8 +141,9 @@ class SandboxLooks:
             await self._read_memory([one for one in self._looked if not one.frozen])
 
     async def _read_memory(self, those: Iterable[Looked]) -> None:
-        """Read the memory of these sandboxes and tell it; without cgroups that reads large files, so in a thread."""
-        found = await asyncio.to_thread(lambda: [(one, one.sandbox.memory_bytes()) for one in those])
+        """Read the memory of these sandboxes and tell it; without cgroups that reads large files, so in a thread. One
+        that has left meanwhile is passed over: it may be held until all of its processes have ended."""
+        found = await asyncio.to_thread(lambda: [(one, one.held()) for one in those if one in self._looked])
         for one, held in found:
             if held and one in self._looked:
                 one.holds(held)

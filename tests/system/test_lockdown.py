@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from appliance.operator.child import GATEWAY_NICENESS
+from appliance.operator.precedence import NICENESS
 from tests.system.conftest import PLAIN, Appliance
 from tests.system.test_deaths import host_pid
 
@@ -24,12 +24,12 @@ def niceness(task: Path) -> int:
 def test_the_gateways_loop_has_precedence(battered: Appliance) -> None:
     """Its thread is served before threads that compute; those that it made are not, and the supervisor is not. Where
     this user may not take the nice value, it has that of all others."""
-    may = subprocess.run([sys.executable, "-c", f"import os; os.setpriority(0, 0, {GATEWAY_NICENESS})"], check=False)
+    may = subprocess.run([sys.executable, "-c", f"import os; os.setpriority(0, 0, {NICENESS})"], check=False)
     gateway, supervisor = host_pid(battered, "gateway"), host_pid(battered, "supervisor")
     httpx.post(battered.ready["admin"] + "/reload", timeout=30, verify=PLAIN).raise_for_status()  # Read in a thread.
     found = {int(task.name): niceness(task) for task in Path(f"/proc/{gateway}/task").iterdir()}
     own = found.pop(gateway)
-    assert own == GATEWAY_NICENESS if may.returncode == 0 else own >= 0
+    assert own == NICENESS if may.returncode == 0 else own >= 0
     assert found and set(found.values()) <= {0, *range(1, 20)}, found
     assert niceness(Path(f"/proc/{supervisor}")) >= 0
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 from typing import Any
 
 import pytest
+import structlog
 
 from appliance.supervisor import sandbox_looks
 from appliance.supervisor.sandbox_looks import Looked, SandboxLooks
@@ -15,28 +18,38 @@ from appliance.supervisor.sandbox_looks import Looked, SandboxLooks
 class OneSandbox:
     """Counts the readings, and says what the test wants."""
 
+    name = "engine-one"
+
     def __init__(self) -> None:
         self.used_s, self.held = 0.0, 1
+        self.refuses = False
         self.read = {"load": 0, "memory": 0}
         self.threads: set[int] = set()
 
     def processor_s(self) -> float:
         """A reading of the load."""
         self.read["load"] += 1
+        self._refuse()
         return self.used_s
 
     def memory_bytes(self) -> int:
         """A reading of the memory."""
         self.read["memory"] += 1
         self.threads.add(threading.get_ident())
+        self._refuse()
         return self.held
+
+    def _refuse(self) -> None:
+        if self.refuses:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 class Seen:
     """What is told of one sandbox."""
 
-    def __init__(self, looks: SandboxLooks, *, computes: bool = True) -> None:
+    def __init__(self, looks: SandboxLooks, *, computes: bool = True, refuses: bool = False) -> None:
         self.sandbox: Any = OneSandbox()
+        self.sandbox.refuses = refuses
         self.held: list[int] = []
         self.busy: list[bool] = []
         self.looked = Looked(self.sandbox, self.held.append, self.busy.append if computes else None)
@@ -139,3 +152,48 @@ async def test_what_holds_nothing_is_not_told(turns: list[float]) -> None:
     assert one.held.count(0) == 0 and other.held
     for each in (one, other):
         looks.remove(each.looked)
+
+
+async def test_one_that_cannot_be_read_keeps_no_other_from_being_read(turns: list[float]) -> None:
+    """Whether it is so from its first reading on or later, in the load and in the memory; that is logged once, and once
+    it can be read it is. The control is the one beside it."""
+    looks = SandboxLooks()
+    with structlog.testing.capture_logs() as logs:
+        bad, good = Seen(looks, refuses=True), Seen(looks)
+        for _ in range(2):
+            read = dict(bad.sandbox.read), dict(good.sandbox.read)
+            for one, before in zip((bad, good), read, strict=True):
+                await wait_for(
+                    lambda one=one, before=before: all(one.sandbox.read[key] > before[key] + 3 for key in before)
+                )
+            assert not bad.held and good.held
+    assert [line["problem"] for line in logs] == [str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))]
+    bad.sandbox.refuses, again = False, bad.sandbox.read["load"]
+    await wait_for(lambda: bad.held and bad.sandbox.read["load"] > again + 1)
+    bad.sandbox.used_s = 1_000.0
+    await wait_for(lambda: bad.busy)
+    for one in (bad, good):
+        looks.remove(one.looked)
+
+
+async def test_one_that_left_in_the_middle_of_a_turn_is_not_waited_for(turns: list[float]) -> None:
+    """Its sandbox may be held until its processes have ended: the turn passes it over, and the others are told."""
+    looks = SandboxLooks()
+    first, left, last = Seen(looks), Seen(looks), Seen(looks)
+    await wait_for(lambda: all(one.held for one in (first, left, last)))
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        reached.set()
+        go_on.wait(20)
+        return 1
+
+    first.sandbox.memory_bytes = wait
+    await asyncio.to_thread(reached.wait, 20)
+    looks.remove(left.looked)
+    read, told = left.sandbox.read["memory"], len(last.held)
+    go_on.set()
+    await wait_for(lambda: len(last.held) > told + 1)
+    assert left.sandbox.read["memory"] == read
+    for one in (first, last):
+        looks.remove(one.looked)
