@@ -295,14 +295,17 @@ def test_reload_refused(run: Run, appliance: FakeAppliance) -> None:
     assert json.loads(result.stdout)["problems"] == list(problems)
 
 
-@pytest.mark.parametrize("command", [["status"], ["traces"], ["traces", "7f3a9c"], ["reload"]])
-def test_nobody_listens(run: Run, command: list[str], tmp_path: Path) -> None:
-    """Without an appliance each command ends with 3 and says how to start one."""
+@pytest.mark.parametrize(
+    ("command", "status"), [(["status"], 3), (["traces"], 3), (["traces", "7f3a9c"], 3), (["reload"], exits.NOT_RUNNING)]
+)
+def test_nobody_listens(run: Run, command: list[str], status: int, tmp_path: Path) -> None:
+    """Without an appliance each command ends with 3, and a reload, of which scripts ask it, with a status of its own;
+    each says how to start one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     for address in (f"http://127.0.0.1:{port}", f"127.0.0.1:{port}", f"unix:{tmp_path}/none"):
         result = run(*command, "--admin", address)
-        assert result.exit_code == 3
+        assert result.exit_code == status
         assert result.stdout == ""
         assert result.stderr.startswith(f"error: nothing answers at {address}: ")
         assert "hint:  start the appliance with `athanor demo`" in result.stderr
