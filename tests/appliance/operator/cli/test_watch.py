@@ -296,7 +296,11 @@ def test_reload_refused(run: Run, appliance: FakeAppliance) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "status"), [(["status"], 3), (["traces"], 3), (["traces", "7f3a9c"], 3), (["reload"], exits.NOT_RUNNING)]
+    ("command", "status"),
+    [
+        *((command, exits.UNREACHABLE) for command in (["status"], ["traces"], ["traces", "7f3a9c"])),
+        (["reload"], exits.NOT_RUNNING),
+    ],
 )
 def test_nobody_listens(run: Run, command: list[str], status: int, tmp_path: Path) -> None:
     """Without an appliance each command ends with 3, and a reload, of which scripts ask it, with a status of its own;
