@@ -137,11 +137,16 @@ class UsageError(StartError):
 
 class SpillPortError(StartError):
     """An engine's spill channel is not served any more, which ends this life of the engine: the machine refuses what
-    the channel needs. The message says what, and what to do."""
+    the channel needs, or as a class below says. The message says what, and what to do."""
 
 
 class SpillBreachError(SpillPortError):
     """An engine broke the protocol on its spill channel, which ends this life of the engine."""
+
+
+class SpillOverrunError(SpillPortError):
+    """An engine has read nothing on its spill channel while more changed than may wait. A frozen one reads nothing
+    either, so that is no fault of its own."""
 
 
 class StoreError(StartError):

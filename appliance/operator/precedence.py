@@ -26,15 +26,20 @@ MOST_SHARE = 0.5
 other programs of the machine may leave a flooded loop less than that."""
 
 FREE_SHARE = 0.4
-"""Part below which it has precedence again."""
+"""Part of the time for which a loop without precedence may run to have it again."""
+
+FLOODED_SHARE = 0.8
+"""Part above which a loop without precedence that runs or waits is flooded still, however little it gets: one that has
+little to do waits at each of its turns, and not all the time."""
 
 _TIMES = "/proc/thread-self/schedstat"
 """Nanoseconds for which the calling thread ran, and for which it was ready and had no processor (proc(5))."""
 
 
-def precedes(before: bool, share: float) -> bool:
-    """Return whether a loop that wanted the processor for this part of the time has precedence from now on. Pure."""
-    return share <= MOST_SHARE if before else share < FREE_SHARE
+def precedes(before: bool, ran: float, wanted: float) -> bool:
+    """Return whether a loop that ``ran`` for a part of the time, and ran or waited for the processor for another part,
+    has precedence from now on. Pure."""
+    return wanted <= MOST_SHARE if before else ran < FREE_SHARE and wanted < FLOODED_SHARE
 
 
 class Precedence:
@@ -45,7 +50,7 @@ class Precedence:
         self._permitted = False
         self.held = False
         """Whether the thread has precedence now."""
-        self._then, self._wanted_s = time.monotonic(), _wanted_s()
+        self._then, self._times = time.monotonic(), _times()
 
     def take(self) -> None:
         """Take precedence, where this user may. Threads and processes that this one makes do not inherit it: where the
@@ -59,11 +64,15 @@ class Precedence:
         self._hold(held=True)
 
     def look(self) -> None:
-        """Give precedence back, or take it again, by how long the thread wanted the processor since the last look."""
-        now, wanted_s = time.monotonic(), _wanted_s()
-        share = (wanted_s - self._wanted_s) / max(now - self._then, 1e-9)
-        self._then, self._wanted_s = now, wanted_s
-        if self._permitted and (held := precedes(self.held, share)) is not self.held:
+        """Give precedence back, or take it again, by how long the thread wanted the processor since the last look. What
+        cannot be read now, as while no descriptor is left, is read at the next one."""
+        now, times = time.monotonic(), _times()
+        if times is None:
+            return
+        passed, before = max(now - self._then, 1e-9), self._times or times
+        self._then, self._times = now, times
+        ran, waited = ((then - first) / passed for then, first in zip(times, before, strict=True))
+        if self._permitted and (held := precedes(self.held, ran, ran + waited)) is not self.held:
             self._hold(held=held)
 
     async def follow(self) -> None:
@@ -82,11 +91,13 @@ class Precedence:
             self.held = held
 
 
-def _wanted_s() -> float:
-    """Return the seconds for which the calling thread ran or waited for a processor so far; without the waits where the
-    kernel does not count them."""
+def _times() -> tuple[float, float] | None:
+    """Return the seconds for which the calling thread ran and waited for a processor so far; no waits where the kernel
+    does not count them, None where it cannot be asked now."""
     try:
         ran, waited, _ = read_kernel_file(_TIMES).split()
+    except FileNotFoundError:
+        return time.thread_time(), 0.0
     except (OSError, ValueError):
-        return time.thread_time()
-    return (int(ran) + int(waited)) / 1e9
+        return None
+    return int(ran) / 1e9, int(waited) / 1e9

@@ -21,7 +21,7 @@ import structlog
 
 from appliance.common.control import RESTORED, Control, Frozen, HandedOver, SandboxDown, SandboxUp, SandboxUse
 from appliance.common.control_cards import EngineEnds
-from appliance.common.errors import SpillBreachError, SpillPortError, StartError
+from appliance.common.errors import SpillBreachError, SpillOverrunError, SpillPortError, StartError
 from appliance.supervisor.boot import Booted, BootPlan, boot, end
 from appliance.supervisor.cards.engines import engine_on_cards
 from appliance.supervisor.cards.judge import CardVerdict, EngineOnCards
@@ -79,8 +79,10 @@ _GATEWAY_LEFT = _End("the gateway left", counted=False)
 
 
 def _end_by(error: SpillPortError) -> _End:
-    """End of a life by its spill channel: by what the engine did there, or by what the machine refuses."""
-    return _End(str(error), reason="fault" if isinstance(error, SpillBreachError) else "ended")
+    """End of a life by its spill channel: by what the engine did there, by what the machine refuses, or because it did
+    not read, which is no failure."""
+    counted = not isinstance(error, SpillOverrunError)
+    return _End(str(error), counted, reason="fault" if isinstance(error, SpillBreachError) else "ended")
 
 
 class Keeper:

@@ -173,12 +173,15 @@ class WriteQueue:
         all of them each time. It takes drops while it refuses objects, as one whose memory is full does."""
         puts, drops = batch
         self._leaving.clear()
+        lost = dict[bytes, None]()
         for (one, body), status in zip(puts, statuses if puts else (), strict=True):
             self._count(one.owner, -len(body), 0)
             if status is not ObjectStatus.OK:
-                self._tell_owed(one.name)
+                lost[one.name] = None
             elif one.number >= self._owed.get(one.name, 0):
                 self._owed.pop(one.name, None)
+        for name in lost:  # Behind all of them: another one of the name may have been written.
+            self._tell_owed(name)
         missed = [
             name
             for name, status in zip(drops, statuses if drops else (), strict=True)

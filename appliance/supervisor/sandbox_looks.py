@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -60,8 +60,8 @@ class Looked:
     """Takes whether it is busy, whenever that changes; None for one whose load does not matter."""
     frozen: bool = False
     _load: LoadWatch | None = None
-    _problem: str = ""
-    """What the last look met that found nothing."""
+    _problems: dict[str, str] = field(default_factory=dict)
+    """By what is looked at, what the last look met that found nothing."""
 
     def look(self) -> None:
         """Read the load, and tell what has changed."""
@@ -70,15 +70,19 @@ class Looked:
         try:
             self._look(self.changes)
         except OSError as error:
-            self._note(error)
+            self._note("load", error)
+        else:
+            self._problems.pop("load", None)
 
     def held(self) -> int:
         """Return the bytes of memory that it holds; 0 where they cannot be read. May block."""
         try:
-            return self.sandbox.memory_bytes()
+            found = self.sandbox.memory_bytes()
         except OSError as error:
-            self._note(error)
+            self._note("memory", error)
             return 0
+        self._problems.pop("memory", None)
+        return found
 
     def _look(self, changes: Callable[[bool], None]) -> None:
         now = time.monotonic()
@@ -90,11 +94,11 @@ class Looked:
         if busy is not None:
             changes(busy)
 
-    def _note(self, error: OSError) -> None:
+    def _note(self, what: str, error: OSError) -> None:
         """Log what was in the way of a look, once for as long as it is the same."""
-        if str(error) != self._problem:
-            self._problem = str(error)
-            log.warning("a sandbox cannot be looked at", sandbox=self.sandbox.name, problem=self._problem)
+        if self._problems.get(what) != (problem := str(error)):
+            self._problems[what] = problem
+            log.warning("a sandbox cannot be looked at", sandbox=self.sandbox.name, what=what, problem=problem)
 
 
 class SandboxLooks:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
-from appliance.common.errors import SpillBreachError, SpillPortError
+from appliance.common.errors import SpillBreachError, SpillOverrunError, SpillPortError
 from appliance.common.time_share import TimeShare
 from appliance.supervisor.fleet_kv import EngineLife, FleetKv
 from appliance.supervisor.fleet_seek import FleetSeeker
@@ -220,7 +220,7 @@ class SpillPort:
         """Send what the engine is to be told. Where its ring stays full the rest is sent later, and none is lost.
 
         Raises:
-            SpillPortError: it has read nothing while more changed than may wait.
+            SpillOverrunError: it has read nothing while more changed than may wait.
         """
         while (word := self._next_word()) is not None:
             sent = self._send(word)
@@ -244,7 +244,7 @@ class SpillPort:
         """What the engine is to be told next; a word to forget or to share stays until it was sent."""
         with self._telling:
             if self._overrun:
-                raise SpillPortError(
+                raise SpillOverrunError(
                     f"the engine has read nothing on its spill channel while {MAX_MARKS} namespaces changed, and would "
                     "keep what it is to forget. It is started again; when this repeats, look at why it reads nothing"
                 )

@@ -138,7 +138,12 @@ switch() {
 }
 
 turn_back() {
-    [ -n "$before" ] || refuse "the appliance refused $1, and there is none to go back to"
+    if [ -z "$before" ]; then
+        rm "$etc/current"
+        failed=1
+        sweep
+        refuse "the appliance refused $1, and there was none before: $etc has no revision's files again"
+    fi
     if [ "$before" = "$1" ]; then
         settle "$1"
         refuse "the appliance refused $1, which is in force since before: there is nothing to take back"
@@ -172,10 +177,11 @@ unanswered() {
 }
 
 while [ $# -gt 0 ]; do
+    case $1 in --etc | --admin | --wait) [ -n "${2:-}" ] || wrong "$1 needs a value" ;; esac
     case $1 in
-        --etc) etc=${2:?a folder}; shift 2 ;;
-        --admin) admin=${2:?an address}; shift 2 ;;
-        --wait) wait_s=${2:?seconds}; shift 2 ;;
+        --etc) etc=$2; shift 2 ;;
+        --admin) admin=$2; shift 2 ;;
+        --wait) wait_s=$2; shift 2 ;;
         -*) wrong "there is no option $1" ;;
         *) break ;;
     esac

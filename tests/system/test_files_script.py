@@ -188,6 +188,29 @@ def test_what_the_sums_do_not_cover_is_refused(host: Host, tmp_path: Path) -> No
     host.switched("good")
 
 
+def test_a_first_revision_that_the_appliance_refuses_is_taken_back(host: Host) -> None:
+    """There is none to go back to: no link leads to it, and the same again is refused in the same words. Control: the
+    revision is taken where the appliance takes it."""
+    host.deliver("first")
+    host.answer("exit 1")
+    for _ in range(2):
+        status, told = host.run("switch", "first")
+        assert status == 1 and "there was none before" in told, told
+        assert {one.name for one in host.etc.iterdir()} == {"revisions"} and host.shown() == []
+    host.answer("exit 0")
+    host.switched("first")
+
+
+@pytest.mark.parametrize("option", ["--etc", "--admin", "--wait"])
+def test_an_option_without_its_value_is_wrong_use(host: Host, option: str) -> None:
+    """Status 2, with the option's name."""
+    status, told = host.run("switch", "first")
+    assert status == 1, told  # Control: with all values it is the revision that is missing.
+    with host.begin(option) as process:
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 2 and f"{option} needs a value" in errors
+
+
 @pytest.mark.full
 def test_a_policy_that_would_not_be_checked_is_refused(host: Host) -> None:
     """The configuration of a revision names another policy than the revision's."""

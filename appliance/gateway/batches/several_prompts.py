@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from appliance.common.audit.entry import Entry
 from appliance.common.errors import ApplianceError, InvalidRequestError
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.generate_request import BatchLine, CallContext, GenerateRequest, Principal
 from appliance.gateway.http.collecting import collect, started
 from appliance.gateway.http.openai_objects import Writer, joined, pieces_of
@@ -172,6 +173,7 @@ class PromptRuns:
             if self._call.wait_of(error) is None:
                 raise
             del self._entries[place]
+            forget_frames(error)  # They have the task, which has the error.
             return error
         if self._progress.size > self._most:
             raise InvalidRequestError("the answers are longer than a result may be", param="prompt")

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from appliance.common.errors import ApplianceError, DeadlineExceededError
 from appliance.common.split_config import MAX_PEERS, SplitConfig
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.fleet.generated import fleet_pb2 as pb
 from appliance.gateway.fleet.prefill_call import METHOD
 from appliance.gateway.fleet.prefill_choice import MAX_CALLS, has_part
@@ -159,8 +160,10 @@ class PrefillService:
             answer = pb.Computed(blocks=found.blocks, cached_tokens=found.cached_tokens)
             await wire.write(pb.ComputeResponse(computed=answer))
         except DeadlineExceededError as error:  # The prompt's, not this host's, which is to be asked again.
+            forget_frames(error)
             return "left", Status(4, error.message)
         except ApplianceError as error:
+            forget_frames(error)
             refused = error.wire.grpc in ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT")
             return ("refused", Status(7, error.message)) if refused else ("failed", Status(14, error.message))
         except Exception as error:  # noqa: BLE001 - the gRPC boundary: a defect ends this call alone

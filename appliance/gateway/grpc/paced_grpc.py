@@ -12,6 +12,7 @@ from contextlib import aclosing
 from google.protobuf.message import Message
 
 from appliance.common.errors import ApplianceError
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.front.padding import Padding, Ticks, cut, merged
 from appliance.gateway.generate_request import Delta, Event, Finished
 from appliance.gateway.grpc.generated import inference_pb2 as pb
@@ -106,6 +107,7 @@ class PacedMessages:
                         self._room.clear()
                         await self._room.wait()
         except ApplianceError as error:
+            forget_frames(error)  # They have this object, which has the error.
             self._error = error
         finally:
             self._over = True

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from appliance.common.errors import RateLimitedError
+from appliance.common.tracebacks import forget_frames
 from appliance.gateway.generate_request import (
     CallContext,
     ChoiceFinished,
@@ -97,10 +98,11 @@ class Several:
                 self._running += 1
             try:
                 return await self._run(number, request)
-            except RateLimitedError:
+            except RateLimitedError as error:
                 # The tenant has fewer slots than these prompts: as many as it has run at a time, if any does.
                 if self._running == 1:
                     raise
+                forget_frames(error)
                 self._most = min(self._most, self._running - 1)
             finally:
                 async with self._room:

@@ -48,7 +48,7 @@ class ServerLimits:
     connections: int
     """Open ones; one more is closed at once."""
     head_s: float = 10.0
-    """Seconds from the connection's opening, or the answer before, to the end of a head."""
+    """Seconds from the connection's opening to the end of a head; behind an answer from the end of ``KEEP_ALIVE_S``."""
     answer_s: float | None = None
     """Seconds from there to the end of the answer, where the peer takes it; None: as long as it takes."""
 
@@ -168,7 +168,7 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > self._limits.connections:
             transport.abort()
             return
-        self._arm()
+        self._arm(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
@@ -177,12 +177,12 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the clock for the next head."""
-        self._arm()
+        self._arm(KEEP_ALIVE_S + self._limits.head_s)
         super().on_response_complete()
 
-    def _arm(self) -> None:
+    def _arm(self, seconds: float) -> None:
         self._disarm()
-        self._deadline = self.loop.call_later(self._limits.head_s, self._look)
+        self._deadline = self.loop.call_later(seconds, self._look)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -196,7 +196,7 @@ class BoundedConnection(H11Protocol):
         if self.cycle is None or (self.cycle.response_complete and not self.transport.get_write_buffer_size()):  # type: ignore[redundant-expr]
             self.transport.abort()
         elif self._limits.answer_s is None:
-            self._arm()
+            self._arm(self._limits.head_s)
         else:
             self._deadline = self.loop.call_later(self._limits.answer_s, self.transport.abort)
 

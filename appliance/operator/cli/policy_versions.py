@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from appliance.common.config import ApplianceConfig
     from appliance.common.policy_history import PolicyHistory, Version
     from appliance.common.status import ReloadOutcome
+    from appliance.operator.cli.admin_client import UnreachableError
     from appliance.operator.placement import Placement
     from policy.changes import Change
     from policy.model import PolicySet
@@ -275,17 +276,20 @@ def change_policy(
 
 def _start(config: ApplianceConfig, target: NewPolicy, admin: str) -> None:
     """Write a policy and have the appliance told, without the outcome."""
-    from appliance.operator.cli.admin_client import UnreachableError, tell
+    from appliance.operator.cli.admin_client import AbsentError, UnreachableError, tell
     from appliance.operator.placement import Placement
 
-    Placement(config.policy.parent, target.files, list(target.gone)).put()
+    placement = Placement(config.policy.parent, target.files, list(target.gone))
+    placement.put()
     console = output()
     try:
         tell(admin, "/reload", "POST")
-    except UnreachableError as error:
+    except AbsentError as error:
         console.print(f"[green]written[/green]; {NEXT_START}", soft_wrap=True)
         console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
         return
+    except UnreachableError as error:
+        _take_back(placement, error)
     digest = target.policy.digest[:12]
     console.print(
         f"[green]written[/green], and the appliance is told; athanor status shows {digest} once it is in force",
@@ -322,6 +326,16 @@ def put_policy(config: ApplianceConfig, target: NewPolicy, admin: str) -> Reload
     return _put_in_force(placement, admin)
 
 
+def _take_back(placement: Placement, error: UnreachableError) -> NoReturn:
+    """Have the files as they were, where it is not known whether an appliance has read them; ends the command."""
+    placement.undo()
+    fail(
+        exits.UNREACHABLE,
+        f"{error.args[0]}; the files are as before, and what is in force is not known",
+        "athanor status names the policy in force; athanor reload puts the files in force",
+    )
+
+
 def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
     """Reload; where the appliance does not run the next start reads the files."""
     from rich.markup import escape
@@ -337,12 +351,7 @@ def _put_in_force(placement: Placement, admin: str) -> ReloadOutcome | None:
         console.print(str(error.args[0]), style="dim", soft_wrap=True, markup=False)
         return None
     except UnreachableError as error:
-        placement.undo()
-        fail(
-            exits.UNREACHABLE,
-            f"{error.args[0]}; the files are as before, and what is in force is not known",
-            "athanor status names the policy in force; athanor reload puts the files in force",
-        )
+        _take_back(placement, error)
     if answer.status not in (OK, CONFLICT):
         placement.undo()
         fail(exits.REFUSED, f"the reload failed with status {answer.status}, and the files are as before")

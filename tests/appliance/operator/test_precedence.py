@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from appliance.operator.precedence import FREE_SHARE, MOST_SHARE, NICENESS, precedes
+from appliance.operator.precedence import FLOODED_SHARE, FREE_SHARE, MOST_SHARE, NICENESS, precedes
 
 CHILD = """
 import errno, json, os, sys, threading
@@ -64,18 +64,20 @@ def test_without_a_way_to_keep_it_from_children_nobody_has_it(refusal: int) -> N
 
 
 @pytest.mark.parametrize(
-    ("before", "share", "after"),
+    ("before", "ran", "waited", "after"),
     [
-        (True, MOST_SHARE, True),
-        (True, MOST_SHARE + 0.01, False),
-        (False, MOST_SHARE, False),
-        (False, FREE_SHARE, False),
-        (False, FREE_SHARE - 0.01, True),
+        (True, MOST_SHARE, 0.0, True),
+        (True, MOST_SHARE - 0.1, 0.11, False),
+        (False, FREE_SHARE, 0.0, False),
+        (False, FREE_SHARE - 0.01, 0.0, True),
+        (False, 0.1, 0.4, True),
+        (False, 0.1, FLOODED_SHARE - 0.1, False),
     ],
 )
-def test_precedence_is_given_back_and_taken_again(before: bool, share: float, after: bool) -> None:
-    """A loop that takes most of the processors' time loses it, and has it again once it takes far less."""
-    assert precedes(before, share) is after
+def test_precedence_is_given_back_and_taken_again(before: bool, ran: float, waited: float, after: bool) -> None:
+    """A loop that wants the processor most of the time loses it. It has it again once it runs for less, also where it
+    waits at each of its turns beside what computes; not while it waits all the time."""
+    assert precedes(before, ran, ran + waited) is after
 
 
 FLOODED = """

@@ -205,5 +205,27 @@ def test_an_object_that_left_before_the_word_is_what_it_drops() -> None:
     assert not queue.num_drops
 
 
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        ((ObjectStatus.REFUSED, ObjectStatus.OK), []),
+        ((ObjectStatus.OK, ObjectStatus.REFUSED), []),
+        ((ObjectStatus.REFUSED, ObjectStatus.REFUSED), NAMES[:1]),
+    ],
+)
+def test_of_two_objects_of_a_name_in_one_request_one_that_is_written_settles_the_word(
+    statuses: tuple[ObjectStatus, ObjectStatus], told: list[bytes]
+) -> None:
+    """The word to drop that was not taken is not told where either of them is in the store now. Control: neither is."""
+    queue = WriteQueue(names_recur=True)
+    queue.drop(NAMES[0], later=False)
+    queue.over(queue.batch(), [ObjectStatus.AWAY])
+    assert queue.offer(put()) and queue.offer(put())
+    sent = queue.batch()
+    assert len(sent[0]) == 2
+    queue.over(sent, statuses)
+    assert [*queue.untold, *queue.batch()[1]] == told
+
+
 TestWritten = Written.TestCase
 TestWritten.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, phases=[Phase.generate])

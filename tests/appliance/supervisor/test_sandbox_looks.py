@@ -167,11 +167,17 @@ async def test_one_that_cannot_be_read_keeps_no_other_from_being_read(turns: lis
                     lambda one=one, before=before: all(one.sandbox.read[key] > before[key] + 3 for key in before)
                 )
             assert not bad.held and good.held
-    assert [line["problem"] for line in logs] == [str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))]
+    problem = str(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+    assert {(line["what"], line["problem"]) for line in logs} == {("load", problem), ("memory", problem)}
+    assert len(logs) == 2
     bad.sandbox.refuses, again = False, bad.sandbox.read["load"]
     await wait_for(lambda: bad.held and bad.sandbox.read["load"] > again + 1)
     bad.sandbox.used_s = 1_000.0
     await wait_for(lambda: bad.busy)
+    with structlog.testing.capture_logs() as logs:
+        bad.sandbox.refuses, again = True, dict(bad.sandbox.read)
+        await wait_for(lambda: all(bad.sandbox.read[key] > again[key] + 1 for key in again))
+    assert {line["what"] for line in logs} == {"load", "memory"}, "a later trouble is told again"
     for one in (bad, good):
         looks.remove(one.looked)
 

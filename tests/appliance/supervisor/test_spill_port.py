@@ -19,7 +19,7 @@ import pytest
 
 from appliance.common.audit.entry import Entry
 from appliance.common.control import Control, SandboxDown
-from appliance.common.errors import SpillPortError
+from appliance.common.errors import SpillBreachError, SpillOverrunError, SpillPortError
 from appliance.supervisor import keeper as keeper_module
 from appliance.supervisor import lifecycle, spill_port
 from appliance.supervisor import spill_port as port_module
@@ -285,11 +285,11 @@ def test_no_word_pushes_another_one_out(
 ) -> None:
     """While the engine reads nothing, leases end and come back again and again: of each namespace the last words wait,
     and a word to forget that came first is told first. Where more namespaces change than may wait, that life of the
-    engine ends, since it would not forget: without suspicion, as it has broken nothing. Control: as many as may wait do
-    not end it."""
+    engine ends, since it would not forget: that counts as no failure, as what broke the protocol does (control), and
+    ends no key of a tenant. Another control: as many as may wait do not end it."""
     monkeypatch.setattr(port_module, "SEND_PATIENCE_S", 0.0)
     monkeypatch.setattr(port_module, "MAX_MARKS", 4)
-    wire, failed = connect(Role.SPILL), list[Exception]()
+    wire, failed = connect(Role.SPILL), list[SpillPortError]()
     fill(wire)
     kv = fleet.hosts[0].kv
     port = SpillPort(wire.host, "00" * 32, store[1], lambda _key: None, "engine", failed.append, (kv, LIFE))
@@ -311,11 +311,14 @@ def test_no_word_pushes_another_one_out(
         assert found == [Forget(mark_of(KEY)), *(word for both in told for word in both)]
         fill(wire)
         for space in (KEY, *spaces):
-            assert failed == []
             port.forget(space)
         port.start()
         port._thread.join(20)
-        assert [type(one) for one in failed] == [SpillPortError] and not port.broke
+        assert [type(one) for one in failed] == [SpillOverrunError] and not port.broke
+        assert not keeper_module._end_by(failed[0]).counted
+        assert (
+            keeper_module._end_by(SpillBreachError("x")).counted and keeper_module._end_by(SpillPortError("x")).counted
+        )
     finally:
         port.close()
         wire.guest.close()

@@ -29,7 +29,7 @@ from appliance.gateway.telemetry.loopback import LoopbackOnly
 from appliance.gateway.telemetry.scrape import FRESH_S, FRESH_SHARE, RecentScrape, Scrape
 from appliance.gateway.watch.admin_listener import LIMITS as ADMIN_LIMITS
 from appliance.gateway.watch.metrics_listener import LIMITS, read_token, serve_metrics
-from appliance.gateway.watch.operator_server import MAX_HEAD_BYTES, ServerLimits, bind, serving
+from appliance.gateway.watch.operator_server import KEEP_ALIVE_S, MAX_HEAD_BYTES, ServerLimits, bind, serving
 from tests.appliance.admin_server import FakeAppliance
 from tests.appliance.gateway.console.pictures import FakeGateway
 from tests.appliance.gateway.telemetry import samples
@@ -236,6 +236,27 @@ async def test_a_head_is_bounded() -> None:
         reader, writer = await connect(url)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nx-filler: " + b"x" * (2 * MAX_HEAD_BYTES))
         assert (await until_closed((reader, writer))).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_connection_that_rests_is_kept_behind_an_answer() -> None:
+    """For longer than a head may take: a client that asks again over it gets its answer. Control: a connection on which
+    nothing was asked is ended after that time."""
+    app = cast(ASGIApp, Starlette(routes=[Route("/", lambda _: Response("ok"))]))
+    limits = ServerLimits(connections=8, head_s=0.3)
+    assert 10 * limits.head_s < KEEP_ALIVE_S
+    async with serving(app, bind("127.0.0.1:0", "admin", 8), limits) as url:
+        place = urlsplit(url)
+        silent, nothing = await asyncio.open_connection(place.hostname, place.port)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+                with contextlib.suppress(ConnectionError):
+                    assert await silent.read() == b""
+            await asyncio.sleep(3 * limits.head_s)
+        for one in (writer, nothing):
+            one.close()
 
 
 async def test_a_slow_head_and_a_slow_reader_are_ended() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
 import threading
 import time
@@ -187,6 +189,27 @@ def test_apply_that_nobody_waits_for_returns_at_once(run: Run, place: Place, app
     assert "in force at the next start" in " ".join(told.stdout.split())
     waits = run("policy", "apply", str(place.write("a", 5, "new.yaml")), "--admin", NOBODY, *arguments[:-1], "--wait")
     assert waits.exit_code == 0
+
+
+@pytest.mark.parametrize("waits", ["--wait", "--no-wait"])
+def test_apply_that_may_not_ask_leaves_the_files(
+    run: Run, place: Place, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """Who may not ask whether an appliance runs writes nothing that it could read at its next start: status 3, and the
+    old policy. Control: where nothing listens the new one is left."""
+    before = place.texts()["policy.yaml"]
+    arguments = ("--config", str(place.config), "--admin", NOBODY, "--yes", waits)
+
+    def refuse(*_: object, **_given: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("http.client.HTTPConnection.request", refuse)
+        told = run("policy", "apply", str(place.write("a", 9, "new.yaml")), *arguments)
+    assert (told.exit_code, place.texts()["policy.yaml"]) == (3, before)
+    assert "the files are as before" in " ".join(told.stderr.split())
+    told = run("policy", "apply", str(place.write("a", 9, "new.yaml")), *arguments)
+    assert (told.exit_code, place.texts()["policy.yaml"] == before) == (0, False)
 
 
 def test_the_listener_is_that_of_a_configuration(run: Run, place: Place, appliance: FakeAppliance) -> None:
