@@ -159,6 +159,8 @@ class BoundedConnection(H11Protocol):
         super().__init__(**parts)
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
+        self._rested = False
+        """Whether the deadline is that of a rest behind an answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         """Count it, and start the clock for the first head."""
@@ -177,7 +179,8 @@ class BoundedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the clock for the next head."""
-        self._arm(KEEP_ALIVE_S + self._limits.head_s)
+        self._rested = False
+        self._arm(self._limits.head_s)
         super().on_response_complete()
 
     def _arm(self, seconds: float) -> None:
@@ -193,12 +196,18 @@ class BoundedConnection(H11Protocol):
         """End the connection unless its head is there. While its answer is under way, made or taken, that one has a
         deadline of its own, or none."""
         # uvicorn declares a cycle, and sets None before the first head.
-        if self.cycle is None or (self.cycle.response_complete and not self.transport.get_write_buffer_size()):  # type: ignore[redundant-expr]
+        if self.cycle is None:
             self.transport.abort()
-        elif self._limits.answer_s is None:
-            self._arm(self._limits.head_s)
-        else:
-            self._deadline = self.loop.call_later(self._limits.answer_s, self.transport.abort)
+        elif not self.cycle.response_complete or self.transport.get_write_buffer_size():
+            if self._limits.answer_s is None:
+                self._arm(self._limits.head_s)
+            else:
+                self._deadline = self.loop.call_later(self._limits.answer_s, self.transport.abort)
+        elif self._rested:
+            self.transport.abort()
+        else:  # uvicorn itself ends it after ``KEEP_ALIVE_S`` in which nothing came.
+            self._rested = True
+            self._arm(KEEP_ALIVE_S)
 
 
 def _caller(transport: asyncio.Transport) -> Caller | None:

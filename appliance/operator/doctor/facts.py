@@ -11,9 +11,6 @@ from appliance.common.status import Alert
 from appliance.operator.doctor.remote_facts import RemoteOperators
 from isolation.gpu.gpu_facts import GpuFacts
 
-HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
-"""The kernel's choices when to give shared memory huge pages, with brackets around the one in force."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -97,8 +94,6 @@ class Machine:
     cgroups: Cgroups
     limits: ProcessLimits
     clock: Clock
-    huge_pages: str = ""
-    """Setting in force of ``HUGE_PAGES``, such as ``never``; empty: this kernel has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

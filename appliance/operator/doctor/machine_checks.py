@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.common.figures import counted, size
-from appliance.operator.doctor.facts import HUGE_PAGES, Cgroups, Clock, Machine, ProcessLimits, Runsc, UserNamespaces
+from appliance.operator.doctor.facts import Cgroups, Clock, Machine, ProcessLimits, Runsc, UserNamespaces
 from appliance.operator.doctor.finding import Area, Finding, Severity, Subject
 from appliance.operator.doctor.gpu_checks import check_gpu
 
@@ -35,7 +35,6 @@ def check_machine(machine: Machine, *, unsafe: bool = False, limits_in_force: st
         *check_gpu(machine.gpu, machine.runsc.version),
         check_clock(machine.clock),
         check_limits(machine.limits),
-        *(() if unsafe or machine.gpu.names else check_huge_pages(machine.huge_pages)),
         *(() if unsafe else check_runsc(machine.runsc)),
         *(() if unsafe else (check_namespaces(machine.namespaces, root=machine.root),)),
         check_cgroups_in_force(limits_in_force, version=machine.cgroups.version)
@@ -98,23 +97,6 @@ def check_limits(limits: ProcessLimits) -> Finding:
             mend=f"ulimit -n {16 * MIN_NOFILE}",
         )
     return Subject(Area.MACHINE, "limits").ok(what)
-
-
-def check_huge_pages(setting: str) -> tuple[Finding, ...]:
-    """Whether a sandbox's memory can have huge pages: fewer misses of the processor's table of pages. Not asked where
-    there is a GPU: copies from it into such pages are slower (gVisor's issue 12804)."""
-    if not setting:
-        return ()
-    subject, what = Subject(Area.MACHINE, "huge pages"), f"for shared memory: {setting}"
-    if setting not in ("never", "deny"):
-        return (subject.ok(what),)
-    return (
-        subject.note(
-            what,
-            means="engines decode some percent slower than they could (docs/operate.md, Huge pages)",
-            mend=f"echo within_size > {HUGE_PAGES}",
-        ),
-    )
 
 
 def check_runsc(runsc: Runsc) -> tuple[Finding, ...]:

@@ -13,16 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from appliance.common.model_memory import machine_memory
-from appliance.operator.doctor.facts import (
-    HUGE_PAGES,
-    Cgroups,
-    Clock,
-    Gpu,
-    Machine,
-    ProcessLimits,
-    Runsc,
-    UserNamespaces,
-)
+from appliance.operator.doctor.facts import Cgroups, Clock, Gpu, Machine, ProcessLimits, Runsc, UserNamespaces
 from appliance.operator.install.rendering import GATEWAY_UNIT
 from appliance.operator.install.system import systemd_runs
 from isolation.errors import GpuError, ProcessError, RuntimeNotFoundError
@@ -60,7 +51,6 @@ def look_at_machine(runsc: str = "", *, sandboxed: bool = True) -> Machine:
         cgroups=_cgroups(),
         limits=_limits(),
         clock=_clock(),
-        huge_pages=_read(HUGE_PAGES).partition("[")[2].partition("]")[0],
     )
 
 

@@ -27,6 +27,7 @@ from appliance.gateway.console.runbooks import runbooks_route
 from appliance.gateway.telemetry.admin import admin_app
 from appliance.gateway.telemetry.loopback import LoopbackOnly
 from appliance.gateway.telemetry.scrape import FRESH_S, FRESH_SHARE, RecentScrape, Scrape
+from appliance.gateway.watch import operator_server
 from appliance.gateway.watch.admin_listener import LIMITS as ADMIN_LIMITS
 from appliance.gateway.watch.metrics_listener import LIMITS, read_token, serve_metrics
 from appliance.gateway.watch.operator_server import KEEP_ALIVE_S, MAX_HEAD_BYTES, ServerLimits, bind, serving
@@ -259,9 +260,10 @@ async def test_a_connection_that_rests_is_kept_behind_an_answer() -> None:
             one.close()
 
 
-async def test_a_slow_head_and_a_slow_reader_are_ended() -> None:
-    """Silence, half a head, silence behind an answer, and an answer that is not read each end the connection; control:
-    a peer that reads gets all of a large answer, and an answer without a deadline outlasts one."""
+async def test_a_slow_head_and_a_slow_reader_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence, half a head, also behind an answer, silence there, and an answer that is not read each end the
+    connection; control: a peer that reads gets all of a large answer, and an answer without a deadline outlasts one."""
+    monkeypatch.setattr(operator_server, "KEEP_ALIVE_S", 1)
     ends = ServerLimits(connections=4, head_s=0.2, answer_s=0.2)
     size = 64 << 20
     async with serving(sending(size), bind("127.0.0.1:0", "metrics", 4), ends) as url:
@@ -276,6 +278,9 @@ async def test_a_slow_head_and_a_slow_reader_are_ended() -> None:
         behind_reader, behind = await connect(url)
         behind.write(b"GET /small HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert (await until_closed((behind_reader, behind))).endswith(b"small")
+        half_reader, half = await connect(url)
+        half.write(b"GET /small HTTP/1.1\r\nhost: localhost\r\n\r\nGET /small HT")
+        assert (await until_closed((half_reader, half))).endswith(b"small")
     unhurried = ServerLimits(connections=4, head_s=0.2)
     async with serving(sending(size), bind("127.0.0.1:0", "admin", 4), unhurried) as url:
         assert len((await fetch("GET", url + "/large")).content) == size

@@ -44,7 +44,6 @@ MACHINE = Machine(
     cgroups=Cgroups(version=2, controllers=("memory", "cpu", "pids"), directory="/sys/fs/cgroup/x", writable=True),
     limits=ProcessLimits(nofile=65_536, memlock=-1, pids=16_384, under_systemd=False),
     clock=Clock(now=NOW, synchronised=True, max_error_s=0.012),
-    huge_pages="never",
 )
 
 SERVICE = ServiceFacts(

@@ -10,7 +10,6 @@ from appliance.common.model_memory import Memory
 from appliance.common.status import Alert
 from appliance.operator.doctor.examine import counts, judge
 from appliance.operator.doctor.facts import (
-    HUGE_PAGES,
     Access,
     Certificate,
     Cgroups,
@@ -436,28 +435,9 @@ def test_notes_are_no_faults() -> None:
     facts = replace(facts, machine=replace(MACHINE, gpu=Gpu()))
     notes = [one.check for one in judge(facts) if one.level is N]
     assert bad(facts) == []
-    assert notes == ["gpu", "huge pages", "appliance", "collector", "certificate", "keys"]
+    assert notes == ["gpu", "appliance", "collector", "certificate", "keys"]
     spare = service(policy=replace(SERVICE.policy, unused_keys=("key:a", "key:b", "key:c", "key:d", "key:e")))
     assert next(one.what for one in judge(spare) if one.check == "keys").endswith("key:d and 1 more")
-
-
-def test_small_pages_are_told_where_engines_compute_on_the_processor() -> None:
-    """Small pages of shared memory are a note with its mend; with huge ones all is well; beside a GPU, without
-    sandboxes and on a kernel that has no such setting nothing is said."""
-
-    def said(setting: str, *, gpu: Gpu = MACHINE.gpu, unsafe: bool = False) -> list[Finding]:
-        facts = service(unsafe=unsafe)
-        facts = replace(facts, machine=replace(MACHINE, huge_pages=setting, gpu=gpu))
-        return [one for one in judge(facts) if one.check == "huge pages"]
-
-    for setting in ("never", "deny"):
-        (found,) = said(setting, gpu=Gpu())
-        assert (found.level, found.mend) == (N, f"echo within_size > {HUGE_PAGES}")
-        assert found.means
-        assert said(setting) == said(setting, gpu=Gpu(), unsafe=True) == []
-    for setting in ("advise", "within_size", "always"):
-        assert [one.level for one in said(setting, gpu=Gpu())] == [Severity.OK]
-    assert said("", gpu=Gpu()) == []
 
 
 def test_without_a_configuration_the_machine_is_judged() -> None:
