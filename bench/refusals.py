@@ -38,12 +38,10 @@ from appliance.common.catalog import embedded_model
 from appliance.operator import demo
 from appliance.operator.precedence import NICENESS
 from bench.process_times import tree
-from bench.residency_zipf import WAIT_S, entry, give, make_models, need, prepare, spread, write_tenants
+from bench.residency_zipf import CLIENT_NICENESS, WAIT_S, entry, give, make_models, need, prepare, spread, write_tenants
 from tests.system.conftest import PLAIN, Appliance, running
 
 MODELS, FIT = 4, 2
-CLIENT_NICENESS = -15
-"""A client has a machine of its own: it shall not wait for a core itself."""
 TURN_S = 5.0
 """Seconds of each arm's turn."""
 GAP_S = 0.05
