@@ -83,7 +83,8 @@ def test_a_store_tells_what_becomes_of_blocks(tmp_path: Path) -> None:
     assert (told["memory_objects"], told["disk_objects"], told["memory_bytes"]) == (2, 3, 2 * size)
     first, second, _ = sorted((tmp_path / "spill").iterdir())
     first.write_bytes(first.read_bytes()[:-1])
-    second.write_bytes(second.read_bytes()[:-1] + b"?")
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     for number in range(1, 4):
         store.get(block(number))
     told = store.figures.told()
