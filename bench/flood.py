@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from appliance.operator.precedence import NICENESS
 from bench.process_times import tree
+from bench.residency_zipf import CLIENT_NICENESS
 from bench.victim import request_bytes
 from tests.system.conftest import Appliance, running
 
@@ -56,8 +57,6 @@ SETTLE_S = 1.0
 CANARY_S = 0.02
 BEFORE_S = 6.0
 """Seconds of flood before the first turn: by then the gateway has decided about its nice value by itself."""
-CLIENT_NICENESS = -15
-"""Clients have a machine of their own: they shall not wait for a core themselves."""
 PR_SET_PDEATHSIG = 1
 GROUP = Path("/sys/fs/cgroup/cpu/athanor-bench-flood")
 
